@@ -133,7 +133,7 @@ func (s *Server) Annotate(name string, annotations Object) {
 	s.Change(name, Object{"metadata": Object{"annotations": annotations}})
 }
 
-// Ready changes whether a Node is Ready.
+// Ready sets whether a Node is Ready.
 func (s *Server) Ready(name string, ready bool) {
 	status := "False"
 	if ready {
@@ -215,7 +215,7 @@ func copyOf(o Object) (out Object) {
 	return out
 }
 
-// merged returns the value is after a merge patch.
+// merged returns the value is after the merge patch.
 func merged(is, patch any) any {
 	p, ok := patch.(Object)
 	if !ok {

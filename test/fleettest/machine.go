@@ -8,7 +8,7 @@ const (
 	Bad     = "bad"     // leaves the new system, and is Ready with the former one
 	Dead    = "dead"    // never starts again
 	Rejects = "rejects" // rejects the image
-	Slow    = "slow"    // works, but takes some more steps
+	Slow    = "slow"    // works, but needs some more steps
 )
 
 // Machine simulates a machine that carries out orders.
@@ -19,7 +19,7 @@ type Machine struct {
 
 	// Ready is the status that kubelet reports.
 	Ready bool
-	// AtRisk is set if the machine has restarted for an order and has not kept the new system yet.
+	// AtRisk is set from the restart for an order until the machine keeps the new system.
 	AtRisk bool
 	// Restarts counts the restarts for orders.
 	Restarts int
@@ -33,7 +33,7 @@ func NewMachine(name, outcome, plan, next string) *Machine {
 	return &Machine{Name: name, Outcome: outcome, Plan: plan, Next: next, Ready: true}
 }
 
-// Step reads the order of the machine's Node, does one step, and returns the answer.
+// Step reads the order of the machine's Node, takes one step, and returns the machine's answer.
 func (m *Machine) Step(text string, halted bool) order.Answer {
 	x, err := order.Parse(text)
 	stands := text != "" && err == nil && !halted
@@ -60,7 +60,7 @@ func (m *Machine) Step(text string, halted bool) order.Answer {
 	return order.Answer{Plan: m.Plan, Image: "edge", Serial: 1, Order: m.key, State: m.state, Reason: m.reason}
 }
 
-// restart does one step of a restart.
+// restart takes one step of a restart.
 func (m *Machine) restart() {
 	m.steps++
 	switch {

@@ -48,7 +48,7 @@ func addons(ctx context.Context, out string, archs []string, log io.Writer) erro
 	})
 }
 
-// fromModules makes images of programs compiled from Go modules. The images have the names that
+// fromModules makes images of programs that it compiles from Go modules, under the names that
 // kubeadm uses.
 func fromModules(ctx context.Context, out string, archs []string, log io.Writer, of func(cache *fetch.Cache, arch string) ([]controlImage, error)) error {
 	cache, err := lab.OpenCache()

@@ -1,5 +1,5 @@
 // Command images makes the container images of the demo and the tests, and writes them to an OCI
-// layout. Each image has static programs; kube-proxy's also has programs from Debian. The same
+// layout. The images have static programs; kube-proxy's also has programs from Debian. The same
 // source and Go release give the same digests.
 package main
 
@@ -28,14 +28,14 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// images lists programs, with their paths in their images, and the names of the images.
+// images lists programs, their paths in their images, and the names of the images.
 var images = []struct {
 	pkg, program, ref, user string
 	env                     []string
 }{
 	{"images/pause", "pause", "edgebake.test/pause:1", "65535:65535", nil},
 	{"images/hello", "hello", "edgebake.test/hello:1", "65534:65534", nil},
-	// This is the path in yurthub's own image, because its pod starts the program by name.
+	// The path must be as in yurthub's own image, because the pod starts the program by this name.
 	{"yurthub", "usr/local/bin/yurthub", "edgebake.test/yurthub:v1.6.1", "0:0", []string{"YURTHUB_STAND_IN=v1.6.1"}},
 }
 
@@ -94,10 +94,10 @@ func run(ctx context.Context, out string, archs []string, log io.Writer) error {
 	})
 }
 
-// writeLayout calls each once per architecture, and writes the images that each adds as an OCI
-// layout. With more than one architecture, the name of an image refers to an index.
+// writeLayout calls each once per architecture, and writes the images that it adds as an OCI
+// layout. If there are several architectures, the name of an image refers to an index.
 func writeLayout(out string, archs []string, log io.Writer, each func(arch string, add adder) error) error {
-	// Write the layout elsewhere and rename it, so that no reader sees an incomplete layout.
+	// Write to another directory and rename it, so that no reader sees an incomplete layout.
 	if err := os.MkdirAll(filepath.Dir(out), 0o755); err != nil {
 		return fmt.Errorf("making %s: %w", out, err)
 	}

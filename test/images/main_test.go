@@ -56,8 +56,8 @@ func TestImagesAreSoundAndTheSameEachTime(t *testing.T) {
 	}
 }
 
-// onlyFile checks that the image contains only the program, which is static and for this
-// architecture, and starts it.
+// onlyFile checks that the image has no file but the program, which must be static and for this
+// architecture. It runs the program.
 func onlyFile(t *testing.T, img v1.Image, program string) {
 	t.Helper()
 	cf, err := img.ConfigFile()

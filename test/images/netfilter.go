@@ -21,8 +21,8 @@ import (
 // image.
 const netfilterSuite = "trixie"
 
-// netfilter returns nft, iptables and their libraries from Debian's packages, as in upstream's
-// kube-proxy image. The result is cached, so the same cache gives the same image.
+// netfilter returns nft, iptables and their libraries from Debian's packages, which upstream's
+// kube-proxy image also has. The result is cached, so the same cache gives the same image.
 func netfilter(ctx context.Context, cache *fetch.Cache, arch string, log io.Writer) ([]byte, error) {
 	fmt.Fprintln(log, "fetching nft and iptables for kube-proxy from Debian")
 	sha, err := cache.Make(ctx, "test/images netfilter 1 "+netfilterSuite+" "+arch, func(ctx context.Context, w io.Writer) error {
@@ -30,8 +30,8 @@ func netfilter(ctx context.Context, cache *fetch.Cache, arch string, log io.Writ
 		if os.Geteuid() == 0 {
 			mode = "root"
 		}
-		// In the variant extract, packages are unpacked but not set up. That needs no emulation for
-		// another architecture, and adds nothing on which they do not depend.
+		// The variant extract unpacks packages without setting them up. So it needs no emulation
+		// for another architecture, and installs nothing but the packages' dependencies.
 		cmd := exec.CommandContext(ctx, "mmdebstrap", "--mode="+mode, "--variant=extract", "--format=tar", "--architectures="+arch,
 			"--include=nftables,iptables", `--aptopt=APT::Install-Recommends "false"`, netfilterSuite, "-")
 		cmd.Dir = "/"
@@ -54,8 +54,8 @@ func netfilter(ctx context.Context, cache *fetch.Cache, arch string, log io.Writ
 	return programsOnly(made)
 }
 
-// programsOnly keeps the programs and libraries of a root file system. It adds the links that the
-// scripts of its packages would make.
+// programsOnly keeps the programs and libraries of a root file system, and adds the links that the
+// packages' scripts would make.
 func programsOnly(root io.Reader) ([]byte, error) {
 	type entry struct {
 		tar.Header
@@ -84,7 +84,7 @@ func programsOnly(root io.Reader) ([]byte, error) {
 	link := func(name, to string) {
 		kept = append(kept, entry{tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: to, Mode: 0o777}, nil})
 	}
-	// Programs search for the loader and libraries at the paths before the merge of /usr.
+	// Programs search for the loader and libraries at their paths from before the merge of /usr.
 	for _, dir := range []string{"lib", "lib64"} {
 		link(dir, "usr/"+dir)
 	}

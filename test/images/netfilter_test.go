@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestProgramsOnly checks that programs and libraries of a root file system are kept under the
-// names by which they are run, and that the archive is complete and reproducible.
+// TestProgramsOnly checks that programs and libraries are kept under the names by which they are
+// run, and that the archive is complete and reproducible.
 func TestProgramsOnly(t *testing.T) {
 	var root bytes.Buffer
 	w := tar.NewWriter(&root)

@@ -1,6 +1,6 @@
-// Package imagetest makes container images for tests, benchmarks and oracles, ordinary and
-// difficult ones. It writes them as OCI layouts, without a registry or a container engine. The same
-// call gives the same bytes.
+// Package imagetest makes container images, ordinary and difficult ones, for tests, benchmarks and
+// oracles. It writes them as OCI layouts, without a registry or a container engine. The same call
+// gives the same bytes.
 package imagetest
 
 import (
@@ -19,7 +19,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// Date is the time of those entries in an image for which no time is given.
+// Date is the time of the entries for which no time is given.
 var Date = time.Unix(1700000000, 0).UTC()
 
 // Layer is a layer of an image. Tar writes its entries.
@@ -39,11 +39,11 @@ type Image struct {
 	Arch string
 	// Variant is the variant of the architecture in the image's config.
 	Variant string
-	// Config is the member "config" of the image's config: Entrypoint, Env and so on.
+	// Config is the object "config" in the image's config: Entrypoint, Env and so on.
 	Config map[string]any
 	// Docker makes a manifest of docker schema 2 instead of an OCI manifest.
 	Docker bool
-	// Others are images for other architectures. An index then lists them together with this one.
+	// Others are images for other architectures. With them, an index lists all of the images.
 	Others []Image
 	// DropOthers omits the blobs of Others, as a mirror for one platform does.
 	DropOthers bool
@@ -61,7 +61,7 @@ type Descriptor struct {
 // Writer adds shorthands to a tar.Writer.
 type Writer struct{ *tar.Writer }
 
-// Tree writes a file or directory of this computer without its times and owners. All files become
+// Tree writes a file or directory of this computer, without its times and owners. All files become
 // executable.
 func (w *Writer) Tree(from, to string) error {
 	return filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {

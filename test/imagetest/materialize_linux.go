@@ -12,8 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Materialize writes nodes below dir as real files, as they would be on a disk. dir must exist. It
-// needs root.
+// Materialize writes nodes below dir, which must exist, as real files. It needs root.
 func Materialize(dir string, nodes []tree.Node, blobs tree.Blobs) error {
 	m := materializer{dir: dir, blobs: blobs, open: map[string]tree.BlobFile{}, first: map[*tree.Inode]string{}}
 	var err error

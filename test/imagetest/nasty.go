@@ -91,7 +91,7 @@ func Opaque(dir string) any { return File(dir+"/.wh..wh..opq", 0, 0, 0, "") }
 // Script returns a layer with these entries.
 func Script(steps ...any) Layer { return Layer{Tar: script(steps).write} }
 
-// Nasty returns an image of 20 layers with all difficult cases of unpacking. hello is a static
+// Nasty returns an image of 20 layers with the difficult cases of unpacking. hello is a static
 // program, which becomes /bin/hello.
 func Nasty(ref, hello string) Image {
 	long := strings.Repeat("n", 255)
@@ -223,7 +223,8 @@ func nastyBase(long, hello string) Layer {
 	)
 }
 
-// Many returns an image whose first layer has n small files. Its second layer removes half of them.
+// Many returns an image of two layers. The first has n small files, of which the second removes
+// half.
 func Many(ref string, n int) Image {
 	name := func(i int) string { return fmt.Sprintf("srv/%02x/file-%06d", i%256, i) }
 	return Image{Ref: ref, Layers: []Layer{

@@ -1,4 +1,5 @@
-// Package ipvs_test boots a VM and runs the tests of ipvscare, package guest, with a real kernel.
+// Package ipvs_test boots a VM and runs the tests of ipvscare in it (package guest), with a real
+// kernel.
 package ipvs_test
 
 import (
@@ -24,15 +25,15 @@ var (
 	guestTimeout = flag.Duration("guest.timeout", 40*time.Minute, "how long the guest may take")
 )
 
-// Lines of go test: the test whose output follows, and the end of a test.
+// Lines of go test: the name of the test whose output follows, and the end of a test.
 var (
 	current = regexp.MustCompile(`^=== (?:RUN|NAME|CONT)\s+(\S+)`)
 	result  = regexp.MustCompile(`^\s*--- (PASS|FAIL|SKIP): (\S+)`)
 	where   = regexp.MustCompile(`^\s+\w+_test\.go:\d+: `)
 )
 
-// outputs collects the output of each test in the VM, to show it with the test's result. A
-// subtest's output belongs to its test.
+// outputs collects the output of each test in the VM, to show it with the result. A subtest's
+// output belongs to its test.
 type outputs struct {
 	now      string
 	lines    map[string][]string
@@ -49,7 +50,7 @@ func (o *outputs) add(line string) {
 		if o.verdicts[m[2]] == "" {
 			o.order = append(o.order, m[2])
 		}
-		if o.verdicts[m[2]] != "FAIL" { // a failed test stays failed if another run passes
+		if o.verdicts[m[2]] != "FAIL" { // a failed test stays failed even if another run passes
 			o.verdicts[m[2]] = m[1]
 		}
 	}
@@ -64,7 +65,7 @@ func (o *outputs) add(line string) {
 	}
 }
 
-// finished returns the tests that have ended, for go test -skip.
+// finished returns the tests that have ended, as a pattern for go test -skip.
 func (o *outputs) finished() string {
 	var names []string
 	for _, name := range o.order {
@@ -85,8 +86,8 @@ func (o *outputs) failed() bool {
 // most is the maximum number of lines that a report shows.
 const most = 50
 
-// tail returns the end of a test's output. From the earlier lines it keeps those of the test
-// itself, since a long journal of ipvscare may follow the reason.
+// tail returns the end of a test's output. Of the earlier lines it keeps the test's own, because a
+// long journal of ipvscare may follow the reason of a failure.
 func (o *outputs) tail(name string) string {
 	lines := o.lines[name]
 	from := max(len(lines)-most, 0)

@@ -13,12 +13,11 @@ import (
 	"github.com/edgebake/edgebake/ipvs/kernel"
 )
 
-// Table is a kernel.Kernel that has no connections. A type that embeds it can add them.
+// Table is a kernel.Kernel without connections. A type that embeds it can add them.
 type Table struct {
 	Mu       sync.Mutex
 	Services []kernel.Service
-	// Packets is the number of sent packets. Opened has the numbers of connections of each real
-	// server.
+	// Packets is the number of sent packets. Opened counts the connections of each real server.
 	Packets uint64
 	Opened  map[netip.AddrPort]kernel.Conns
 	Routes  map[netip.Addr]netip.Addr // source address of each local route
@@ -75,7 +74,7 @@ func (t *Table) Perform(op kernel.Op) error {
 	return nil
 }
 
-// Step returns a virtual server after one operation; nil if there is none after it.
+// Step returns a virtual server after one operation, or nil if the operation removed it.
 func Step(s *kernel.Service, op kernel.Op) (*kernel.Service, error) {
 	if (s == nil) != (op.Kind == kernel.AddService) {
 		return nil, fmt.Errorf("%s on %v", op, s)

@@ -9,8 +9,8 @@ import (
 	"path/filepath"
 )
 
-// Attach returns a cluster that runs on machines of its own and that this host only observes.
-// caFile is its CA. kubeconfig is a file with an administrator's client certificate.
+// Attach returns a cluster that runs on its own machines and that this host only observes. caFile
+// has its CA, and kubeconfig an administrator's client certificate.
 func (l *Lab) Attach(progs *Programs, network Net, caFile, kubeconfig string, masters ...string) (*Cluster, error) {
 	l.slow = true
 	c := &Cluster{Masters: masters, CAFile: caFile, Kubeconfig: kubeconfig, lab: l, net: network, progs: progs,

@@ -50,9 +50,9 @@ type Cluster struct {
 	CAFile string
 	// Kubeconfig is an administrator's kubeconfig file.
 	Kubeconfig string
-	// APIServers are in the order of Masters. A test may kill or stop all except the last one. The
-	// controller manager and the scheduler use that one only, because leader election would take 15
-	// seconds more.
+	// APIServers are in the order of Masters. A test may kill or stop all but the last. The
+	// controller manager and the scheduler use only the last one, because leader election would
+	// take 15 seconds more.
 	APIServers []*Process
 
 	lab    *Lab
@@ -95,7 +95,7 @@ func (c *Cluster) ranges() ranges {
 	return ranges{"10.96.0.0/16", cmp.Or(c.tuning.Pods, "10.244.0.0/16"), "10.96.0.10"}
 }
 
-// VIP returns the virtual address of the masters, which has the same address family as they have.
+// VIP returns the virtual address of the masters, which is of the same family as their addresses.
 func (c *Cluster) VIP() string {
 	if c.ipv6() {
 		return VIP6
@@ -105,8 +105,8 @@ func (c *Cluster) VIP() string {
 
 func (c *Cluster) ipv6() bool { return strings.HasPrefix(c.Masters[0], "[") }
 
-// kubeadmConfig is the configuration for creating the PKI and the objects that joining nodes read.
-// The API servers' certificate is valid for each master, for the VIP, and for the host in QEMU's
+// kubeadmConfig is the configuration for making the PKI and the objects that joining nodes read.
+// The API servers' certificate is valid for each master, for the VIP, and for this host in QEMU's
 // user-mode network.
 var kubeadmConfig = template.Must(template.New("").Parse(`apiVersion: kubeadm.k8s.io/{{.API}}
 kind: InitConfiguration
@@ -143,7 +143,7 @@ failSwapOn: false
 `))
 
 // StartCluster starts a control plane with this number of masters, and waits until nodes can join
-// it. That takes about 10 seconds on an idle machine.
+// it, which takes about 10 seconds on an idle machine.
 func (l *Lab) StartCluster(ctx context.Context, progs *Programs, network Net, masters int) (*Cluster, error) {
 	return l.StartTunedCluster(ctx, progs, network, masters, Tuning{})
 }
@@ -171,7 +171,7 @@ func (l *Lab) StartTunedCluster(ctx context.Context, progs *Programs, network Ne
 	c := &Cluster{Token: token, lab: l, net: network, progs: progs, tuning: tuning, dir: filepath.Join(l.Dir, "cluster")}
 	c.CAFile = filepath.Join(c.dir, "pki", "ca.crt")
 	c.Kubeconfig = filepath.Join(c.dir, "super-admin.conf")
-	// Remove the cluster that an earlier run may have left: it has another CA.
+	// Remove the cluster of an earlier run, because it has another CA.
 	if err := os.RemoveAll(c.dir); err != nil {
 		return nil, fmt.Errorf("starting a control plane: %w", err)
 	}
@@ -216,7 +216,7 @@ func (c *Cluster) start(name string, argv ...string) (*Process, error) {
 }
 
 func (c *Cluster) startEtcd(ctx context.Context) error {
-	// The network namespace is empty, so a port that is free on the host is free there too.
+	// The network namespace is empty, so a port that is free on the host is also free there.
 	ports, err := FreePorts(2)
 	if err != nil {
 		return err
@@ -287,12 +287,12 @@ func (c *Cluster) makePKI(ctx context.Context) error {
 	if err := c.kubeadm(ctx, "certs", "all"); err != nil {
 		return err
 	}
-	// Use super-admin: admin.conf has no rights before `kubeadm init` is complete.
+	// Use super-admin, because admin.conf has no rights before `kubeadm init` is complete.
 	for _, k := range []string{"super-admin", "controller-manager", "scheduler"} {
 		if err := c.kubeadm(ctx, "kubeconfig", k, "--kubeconfig-dir", c.dir); err != nil {
 			return err
 		}
-		// The kubeconfigs name the endpoint, which this host cannot resolve.
+		// Replace the endpoint in the kubeconfigs, which this host cannot resolve.
 		if err := replaceServer(filepath.Join(c.dir, k+".conf"), c.admin()); err != nil {
 			return err
 		}
@@ -322,7 +322,7 @@ func (c *Cluster) makePKI(ctx context.Context) error {
 	return nil
 }
 
-// admin returns the URL of the API server that the clients on this host use.
+// admin returns the URL of the API server that clients on this host use.
 func (c *Cluster) admin() string { return "https://" + c.hosts[len(c.hosts)-1] }
 
 func replaceServer(file, url string) error {
@@ -381,7 +381,7 @@ func (c *Cluster) startAPIServers(ctx context.Context) error {
 	return nil
 }
 
-// StartAPIServer starts the nth API server, for the first time or again.
+// StartAPIServer starts the nth API server, or starts it again.
 func (c *Cluster) StartAPIServer(n int) error {
 	host, guest := c.net.Master(n)
 	pki := func(name string) string { return filepath.Join(c.dir, "pki", name) }
@@ -427,7 +427,7 @@ func (c *Cluster) WaitAPIServer(ctx context.Context, n int) error {
 func (c *Cluster) startControllers(ctx context.Context) error {
 	conf := func(name string) string { return filepath.Join(c.dir, name+".conf") }
 	pki := func(name string) string { return filepath.Join(c.dir, "pki", name) }
-	// Neither opens a port, because another cluster on this host may use the same ports.
+	// Neither opens a port, because other clusters on this host may use the same ports.
 	for name, argv := range map[string][]string{
 		"controller-manager": append([]string{c.progs.ControllerManager, "--kubeconfig", conf("controller-manager"), "--secure-port=0",
 			"--controllers=*,bootstrapsigner,tokencleaner", "--use-service-account-credentials", "--leader-elect=false",
@@ -449,8 +449,8 @@ func (c *Cluster) startControllers(ctx context.Context) error {
 // with the token.
 func (c *Cluster) openToNodes(ctx context.Context) (err error) {
 	if kubeadm.Before(c.progs.Version, 36) {
-		// kubeadm before 1.36 annotates the master's Node here. No kubelet has registered that
-		// Node, so create it.
+		// kubeadm before 1.36 annotates the master's Node here. Create the Node, because no kubelet
+		// has registered it.
 		const nodes, name = "/api/v1/nodes", "master1"
 		if err := c.Create(ctx, nodes, map[string]any{
 			"apiVersion": "v1", "kind": "Node",
@@ -465,8 +465,8 @@ func (c *Cluster) openToNodes(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	// kubeadm's phase wrote the address at which this host reaches the cluster; nodes use its
-	// endpoint.
+	// kubeadm's phase has written the address at which this host reaches the cluster, but nodes use
+	// the endpoint.
 	const path = "/api/v1/namespaces/kube-public/configmaps/cluster-info"
 	var info struct{ Data map[string]string }
 	if err := c.Get(ctx, path, &info); err != nil {
@@ -511,7 +511,7 @@ func (c *Cluster) Delete(ctx context.Context, path string) error {
 	return c.do(ctx, http.MethodDelete, path, "", nil, nil)
 }
 
-// StatusError is an error answer of the API.
+// StatusError is an error that the API server has answered.
 type StatusError struct {
 	Code    int
 	Message string
@@ -525,8 +525,7 @@ func NotFound(err error) bool {
 	return errors.As(err, &se) && se.Code == http.StatusNotFound
 }
 
-// do sends a request to the master that answered last. If that one does not answer, it tries the
-// others.
+// do sends a request to the master that answered last, and then to the others until one answers.
 func (c *Cluster) do(ctx context.Context, method, path, contentType string, body, v any) error {
 	var data []byte
 	if body != nil {

@@ -7,11 +7,11 @@ import (
 	"testing"
 )
 
-// TestStaleTranslation checks that a boot spoilt by the emulator is distinguished from one spoilt
-// by the disk.
+// TestStaleTranslation checks that a boot that failed because of the emulator is distinguished from
+// one that failed because of the disk.
 func TestStaleTranslation(t *testing.T) {
-	// From a console of QEMU 7.2 with two processors, shortened. Its first two lines were lost and
-	// replaced with those of Linux 6.12.
+	// From a console of QEMU 7.2 with two processors, shortened. The first two lines were lost;
+	// these are Linux 6.12's.
 	const stale = `[   14.552114] Oops: int3: 0000 [#1] PREEMPT SMP NOPTI
 [   14.558710] CPU: 1 UID: 0 PID: 0 Comm: swapper/1 Not tainted 6.12.117+deb13-cloud-amd64 #1  Debian 6.12.117-1
 [   14.564530] Hardware name: QEMU Standard PC (Q35 + ICH9, 2009), BIOS 0.0.0 02/06/2015
@@ -55,7 +55,7 @@ func TestStaleTranslation(t *testing.T) {
 }
 
 // TestEmulatorsPanicIsNoEnd checks that a wait continues after a panic caused by the emulator,
-// since an image's kernel then resets, and that a panic in the next boot counts.
+// because the image's kernel then resets. A panic in the next boot must end the wait.
 func TestEmulatorsPanicIsNoEnd(t *testing.T) {
 	const (
 		boot  = "BdsDxe: starting Boot0001 \"UEFI Misc Device\" from PciRoot(0x0)/Pci(0x1,0x0)\n"

@@ -1,9 +1,9 @@
 // Package lab runs real systems for tests and the demo: a Kubernetes control plane as processes of
 // this host, and virtual machines that boot edgebake's images and join it.
 //
-// A Lab owns a directory, and every process that was started in it. Close ends those processes by
-// their IDs, and no others. Guests are observed only from outside: through their serial console,
-// the API server, and their disks once they are off. No agent runs in them.
+// A Lab owns a directory and every process that was started in it. Close ends those processes by
+// their IDs, and no others. Guests are observed only from outside: by their serial console, the API
+// server, and their disks once they are off. No agent runs in them.
 package lab
 
 import (
@@ -21,19 +21,19 @@ import (
 	"time"
 )
 
-// Lab is a working directory and the processes started in it.
+// Lab is a working directory, with the processes started in it.
 type Lab struct {
 	Dir     string
-	sockets string // short path, because a socket's path may have only 107 bytes
+	sockets string // short path: a socket's path may have only 107 bytes
 	log     io.Writer
 
 	mu    sync.Mutex
 	procs []*Process
 	undo  []func() error
-	slow  bool // the API servers are emulated, and their clock may be slower than this host's
+	slow  bool // the API servers are emulated, and their clocks may be slower than this host's
 }
 
-// New makes a lab in dir, and creates dir if it is missing. log gets progress messages for a
+// New makes a lab in dir, which it creates if it is missing. log gets progress messages for a
 // person.
 func New(dir string, log io.Writer) (*Lab, error) {
 	dir, err := filepath.Abs(dir)
@@ -55,8 +55,7 @@ func New(dir string, log io.Writer) (*Lab, error) {
 
 func (l *Lab) say(format string, a ...any) { fmt.Fprintf(l.log, format+"\n", a...) }
 
-// Close ends the processes, newest first, and then reverts everything else. It does not remove the
-// directory.
+// Close ends the processes, newest first, and then reverts everything else. It keeps the directory.
 func (l *Lab) Close() error {
 	l.mu.Lock()
 	procs, undo := slices.Clone(l.procs), slices.Clone(l.undo)
@@ -88,8 +87,8 @@ type Process struct {
 	err  error         // why the process ended; valid once done is closed
 }
 
-// start runs argv until it ends or the lab is closed. Its output goes to Dir/NAME.log. If stdout is
-// set, standard output goes there instead.
+// start runs argv until it ends or the lab is closed. Its output goes to Dir/NAME.log, but standard
+// output goes to stdout if that is not nil.
 func (l *Lab) start(name string, argv []string, stdout io.Writer) (*Process, error) {
 	p := &Process{Name: name, Log: filepath.Join(l.Dir, name+".log"), done: make(chan struct{})}
 	f, err := os.OpenFile(p.Log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
@@ -103,8 +102,8 @@ func (l *Lab) start(name string, argv []string, stdout io.Writer) (*Process, err
 	if stdout != nil {
 		p.cmd.Stdout = stdout
 	}
-	// A process group of its own protects the process from Ctrl-C at the terminal. The parent-death
-	// signal ends it together with this program.
+	// A new process group protects the process from Ctrl-C at the terminal. The parent-death signal
+	// ends it together with this program.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	err = p.cmd.Start()
 	if err != nil {
@@ -127,7 +126,7 @@ func (p *Process) Pid() int { return p.cmd.Process.Pid }
 
 // Kill ends the process at once and waits until it is gone.
 func (p *Process) Kill() {
-	// An error means that the process has ended already.
+	// An error means that the process has already ended.
 	_ = p.cmd.Process.Kill()
 	<-p.done
 }
@@ -138,8 +137,7 @@ func (p *Process) Signal(s os.Signal) error { return p.cmd.Process.Signal(s) }
 // Done is closed when the process has ended.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// ended returns an error if the process does not run any more. The error includes the last lines of
-// its log.
+// ended returns an error, with the last lines of the log, if the process has ended.
 func (p *Process) ended() error {
 	select {
 	case <-p.done:
@@ -163,7 +161,7 @@ func (l *Lab) run(ctx context.Context, argv ...string) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// poll calls ready until it returns true, one of procs ends, or ctx is done. The error includes the
+// poll calls ready until it returns true, one of procs ends, or ctx is done. Its error includes the
 // last error of ready.
 func (l *Lab) poll(ctx context.Context, what string, procs []*Process, ready func(context.Context) (bool, error)) error {
 	limit := 10 * time.Second // time limit of each call

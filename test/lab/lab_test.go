@@ -36,7 +36,7 @@ func TestExpect(t *testing.T) {
 		if l, _, err = s.Expect(t.Context(), mark, regexp.MustCompile("^login: root$")); err != nil || l.At != 5*time.Second {
 			t.Errorf("%v, %v", l, err)
 		}
-		// Text before the mark is not returned again.
+		// Text before the mark is ignored.
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		if _, _, err = s.Expect(ctx, 2, regexp.MustCompile("login")); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "root") {
@@ -91,8 +91,8 @@ edgebake: node edge1 is Ready
 }
 
 func TestFindInFile(t *testing.T) {
-	// One match at the start, one across two reads, two overlapping ones, and one at the end after
-	// a hole.
+	// The matches: one at the start, one across two reads, two overlapping ones, and one at the
+	// end, after a hole.
 	path := filepath.Join(t.TempDir(), "disk")
 	f, err := os.Create(path)
 	if err != nil {
@@ -125,7 +125,7 @@ func TestFindInFile(t *testing.T) {
 	}
 }
 
-// TestSiteIsValid checks that the lab's Sites are valid.
+// TestSiteIsValid checks that the Sites that the lab writes are valid.
 func TestSiteIsValid(t *testing.T) {
 	token, err := newToken()
 	if err != nil {

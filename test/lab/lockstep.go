@@ -7,16 +7,16 @@ import (
 	"time"
 )
 
-// Lockstep makes machines share one clock that does not depend on the load of this host. An
-// emulated API server needs ten times the work of a real one. If several start on few processors,
-// their own timeouts end them, and etcd's members consider each other dead. In a Lockstep, a
-// machine's time is the number of its executed instructions (qemu.Machine.Counted), and a machine
-// that is ahead of the others waits. So the machines run as if each had its own processor. An hour
-// of their time may take three hours of this host's.
+// Lockstep makes machines share one clock that does not depend on this host's load. An emulated API
+// server needs ten times the work of a real one: if several start on few processors, their own
+// timeouts end them, and etcd's members consider each other dead. In a Lockstep, a machine's time
+// is the number of its executed instructions (qemu.Machine.Counted), and a machine that is ahead
+// waits for the others. So the machines run as if each had its own processor. One hour of their
+// time may take three hours of this host's.
 //
-// Other programs are not slowed down, so the timeouts on this host must be longer (VM.Patience). A
-// Site must be stamped before the first machine is on; otherwise its machine would set its clock
-// forward to the time of stamping.
+// Other programs are not slowed down, so timeouts on this host must be longer (VM.Patience). A Site
+// must be stamped before the first machine is on; otherwise its machine would set its clock forward
+// to the time of stamping.
 type Lockstep struct {
 	mu  sync.Mutex
 	vms map[clocked]*stepped
@@ -36,11 +36,12 @@ type stepped struct {
 	stopped bool
 }
 
-// lead is how far one machine may be ahead of another. It is not less, because the clocks count
-// whole seconds.
+// lead is the maximum time by which one machine may be ahead of another. The clocks count whole
+// seconds, so it cannot be shorter.
 const lead = 2 * time.Second
 
-// NewLockstep returns a Lockstep that starts with this host's time. It ends when the lab is closed.
+// NewLockstep returns a Lockstep whose time starts with this host's. It ends when the lab is
+// closed.
 func (l *Lab) NewLockstep() *Lockstep {
 	s, end := newLockstep()
 	l.onClose(func() error {
@@ -82,8 +83,8 @@ func (s *Lockstep) add(vm clocked) {
 func (s *Lockstep) look(ctx context.Context) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// A machine that was just started, or gets no processor, may not answer. Its time then stays
-	// the same.
+	// A machine that was just started, or that gets no processor, may not answer. Then its time
+	// counts as unchanged.
 	limited, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	var looks sync.WaitGroup
@@ -136,7 +137,7 @@ func (vm *VM) now(ctx context.Context) (time.Time, error) {
 	return time.Date(1900+tm.Year, time.Month(1+tm.Month), tm.Day, tm.Hour, tm.Min, tm.Sec, 0, time.UTC), nil
 }
 
-// patience is like VM.Patience, but measures the limit by the machines' clock.
+// patience is like VM.Patience, but its limit counts the machines' time.
 func (s *Lockstep) patience(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	start, began := time.Now(), s.Now()

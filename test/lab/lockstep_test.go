@@ -57,8 +57,8 @@ func (g *guest) command(_ context.Context, name string) (err error) {
 	return err
 }
 
-// TestLockstep checks that machines that run at different rates have the same time, that a stalled
-// one holds up the others, and that a stopped one does not.
+// TestLockstep checks that machines that run at different rates have the same time. A stalled
+// machine must hold up the others, a stopped one must not.
 func TestLockstep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, end := newLockstep()
@@ -116,7 +116,7 @@ func TestLockstep(t *testing.T) {
 	})
 }
 
-// TestLockstepPatience checks that timeouts for such machines use their clock.
+// TestLockstepPatience checks that time limits for such machines count the machines' time.
 func TestLockstepPatience(t *testing.T) {
 	for pace, want := range map[float64]struct {
 		after time.Duration

@@ -6,8 +6,8 @@ import (
 	"text/template"
 )
 
-// ControlPlaneImage returns the quickstart Image with the container images of a control plane
-// added. They come from an OCI layout.
+// ControlPlaneImage returns the quickstart Image with the container images of a control plane,
+// which come from an OCI layout.
 func ControlPlaneImage(quickstart, layout string, r Release) string {
 	quickstart = strings.ReplaceAll(quickstart, KubernetesVersion, r.Kubernetes)
 	doc := strings.Replace(quickstart, "name: quickstart\n", "name: master\nnodeTypes: [native, control-plane]\n", 1)
@@ -15,8 +15,7 @@ func ControlPlaneImage(quickstart, layout string, r Release) string {
 		"kube-scheduler:"+r.Kubernetes, "etcd:"+r.EtcdImageTag)
 }
 
-// WithAddons returns an Image with kube-proxy and CoreDNS added, for a node whose pods have a CIDR
-// of their own.
+// WithAddons returns an Image with kube-proxy and CoreDNS, for a node with its own CIDR for pods.
 func WithAddons(image, layout, podCIDR string) string {
 	image = strings.Replace(image, "podCIDR: 10.244.0.0/16\n", "podCIDR: "+podCIDR+"\n", 1)
 	return onBoard(image, layout, "kube-proxy:"+KubernetesVersion, "coredns/coredns:"+CoreDNSVersion)
@@ -42,15 +41,14 @@ type Minted struct {
 // MintedMachine is a machine of a Minted cluster.
 type MintedMachine struct {
 	Name, Address string
-	// Cards are its network interfaces, in the form of a Site, on one line.
+	// Cards are its network interfaces in the syntax of a Site, on one line.
 	Cards string
 	// DNS and NTP are the servers that it uses; empty: none.
 	DNS, NTP string
 }
 
 // mintedYAML has longer timeouts than real machines need, because an emulated machine may pause for
-// seconds. Its API server runs without the features that repeatedly read the whole description of
-// its API.
+// seconds. Its API server lacks the features that repeatedly read the whole description of the API.
 var mintedYAML = template.Must(template.New("").Parse(`apiVersion: edgebake.io/v1alpha1
 kind: Cluster
 name: shops

@@ -20,8 +20,8 @@ import (
 
 // Net is the network of the control plane and the guests.
 type Net interface {
-	// Master returns the addresses of the nth master (from 0): the one that this host uses and the
-	// one that a guest uses.
+	// Master returns the addresses of the nth master (from 0): the one for this host and the one
+	// for a guest.
 	Master(n int) (host, guest netip.AddrPort)
 	// NIC returns the network card of the nth guest (from 0).
 	NIC(n int) qemu.NIC
@@ -33,13 +33,13 @@ type Net interface {
 
 // Loopback is a network that needs no root. The masters listen on this host's loopback address, and
 // guests reach them through QEMU's user-mode network, at 10.0.2.2. It is not suitable for tests of
-// IPVS: the user-mode network answers to any source address, so broken configurations would pass.
+// IPVS: the user-mode network accepts any source address, so wrong configurations would pass.
 type Loopback struct {
-	// Port is the first master's; the other masters have the following ports.
+	// Port is the first master's port. The other masters have the ports after it.
 	Port int
 }
 
-// FreeLoopback chooses port 6443 if that is free, otherwise another port.
+// FreeLoopback chooses port 6443 if it is free, otherwise another port.
 func FreeLoopback() (Loopback, error) {
 	if ln, err := net.Listen("tcp", "127.0.0.1:6443"); err == nil {
 		return Loopback{6443}, ln.Close()
@@ -51,8 +51,8 @@ func FreeLoopback() (Loopback, error) {
 	return Loopback{ports[0]}, nil
 }
 
-// FreePorts returns ports of 127.0.0.1 that are not in use. They stay free, because the kernel does
-// not assign them to other sockets.
+// FreePorts returns ports of 127.0.0.1 that are not in use. They are outside the range from which
+// the kernel assigns ports, if that leaves enough, so that they stay free.
 func FreePorts(n int) ([]int, error) {
 	const first = 10000
 	var given, last int
@@ -64,7 +64,7 @@ func FreePorts(n int) ([]int, error) {
 		return nil, fmt.Errorf("finding free ports on 127.0.0.1: %w", err)
 	}
 	if given < first+100*n {
-		given = last // the kernel may assign nearly all ports
+		given = last // the kernel may assign nearly all ports, so use those too
 	}
 	var ports []int
 	for range 1000 {
@@ -97,11 +97,11 @@ func (l Loopback) Dial(ctx context.Context, network, addr string) (net.Conn, err
 
 func mac(n int) string { return fmt.Sprintf("52:54:00:eb:00:%02x", n+1) }
 
-// Pair is a network that needs no root: two guests connected by a cable. Guest 0 is a master.
-// Through a second card on QEMU's user-mode network, this host reaches the master. The user-mode
-// network is not on the cable, because it would answer in place of the other guest.
+// Pair is a network that needs no root: two guests connected by a cable. Guest 0 is a master. This
+// host reaches the master through a second card on QEMU's user-mode network, which is not on the
+// cable: it would answer in place of the other guest.
 type Pair struct {
-	// Port is the port of this host's loopback address that is forwarded to the master's API
+	// Port is the port on this host's loopback address that is forwarded to the master's API
 	// server.
 	Port int
 	dir  string // directory of the cable's sockets
@@ -133,21 +133,21 @@ func (p Pair) NIC(n int) qemu.NIC {
 	return qemu.NIC{MAC: mac(n), Cable: &qemu.Cable{Own: end(n), Other: end(1 - n)}}
 }
 
-// Outside returns the master's second card, which must be configured by DHCP.
+// Outside returns the master's second card, which gets its address by DHCP.
 func (p Pair) Outside() qemu.NIC {
 	return qemu.NIC{MAC: mac(MaxGuests), Forwards: []qemu.Forward{{Host: p.Port, Guest: 6443}}}
 }
 
 func (p Pair) Wrap(argv []string) []string { return argv }
 
-// Dial connects to the master, whatever address is given.
+// Dial connects to the master and ignores addr's host and port.
 func (p Pair) Dial(ctx context.Context, network, addr string) (net.Conn, error) {
 	var d net.Dialer
 	return d.DialContext(ctx, network, net.JoinHostPort("127.0.0.1", strconv.Itoa(p.Port)))
 }
 
-// Namespace is a network that only root can make: a bridge with one address per master, and a tap
-// per guest. It has no DHCP; guests get GuestAddr from their Sites.
+// Namespace is a network that needs root: a bridge with one address per master, and a tap per
+// guest. It has no DHCP, so guests get GuestAddr from their Sites.
 type Namespace struct {
 	Name string
 	// IPv6 makes the masters and the cluster use only IPv6. The bridge has addresses of both
@@ -163,7 +163,7 @@ const (
 	GuestsCIDR6 = 64
 )
 
-// MaxMasters and MaxGuests are the maximum numbers in a Namespace.
+// MaxMasters and MaxGuests are the maximum numbers of masters and guests in a Namespace.
 const (
 	MaxMasters = 3
 	MaxGuests  = 5
@@ -209,12 +209,12 @@ func (ns *Namespace) Wrap(argv []string) []string {
 
 const netnsDir = "/run/netns"
 
-// namespacePrefix is the beginning of a namespace's name. The ID of the process that created it
+// namespacePrefix is the beginning of a namespace's name. The ID of the process that made it
 // follows.
 const namespacePrefix = "edgebake-lab-"
 
-// NewNamespace creates a network namespace that ends when the lab is closed. It first removes the
-// namespaces of runs that were killed.
+// NewNamespace makes a network namespace that ends when the lab is closed. First it removes the
+// namespaces of killed runs.
 func (l *Lab) NewNamespace(ctx context.Context) (*Namespace, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("making a network namespace: only root can")
@@ -233,7 +233,7 @@ func (l *Lab) NewNamespace(ctx context.Context) (*Namespace, error) {
 		{"link", "add", "br0", "type", "bridge"},
 		{"link", "set", "br0", "up"},
 		{"addr", "add", Gateway + "/" + strconv.Itoa(GuestsCIDR), "dev", "br0"},
-		// No other host can have this address.
+		// Skip the check for duplicates, because no other host can have this address.
 		{"addr", "add", Gateway6 + "/" + strconv.Itoa(GuestsCIDR6), "dev", "br0", "nodad"},
 	}
 	for n := range MaxMasters {
@@ -271,8 +271,8 @@ func (l *Lab) removeStaleNamespaces(ctx context.Context) {
 	}
 }
 
-// PullMaster removes a master's address, or adds it again. The guests get no answer at all then, as
-// with an unplugged cable.
+// PullMaster removes a master's address, or adds it again. Without the address the guests get no
+// answer, as with an unplugged cable.
 func (l *Lab) PullMaster(ctx context.Context, ns *Namespace, n int, pulled bool) error {
 	verb := "add"
 	if pulled {
@@ -313,11 +313,10 @@ func (ns *Namespace) ListenPacket(ctx context.Context, network, addr string) (co
 	return conn, errors.Join(inside, err)
 }
 
-// within runs f on a thread that is in the namespace. A socket stays in the namespace in which it
-// was created.
+// within runs f on a thread in the namespace. A socket stays in the namespace in which it was made.
 func (ns *Namespace) within(f func()) error {
-	// Use a new goroutine: if the thread cannot return to its own namespace, the goroutine ends
-	// while locked to it, and Go discards the thread.
+	// Use a new goroutine. If the thread cannot return to its own namespace, the goroutine ends
+	// while locked to it, so that Go discards the thread.
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()

@@ -17,10 +17,10 @@ import (
 	"time"
 )
 
-// ServeNetBoot serves guests whose firmware boots from the network. It runs a web server for dir,
-// and a dnsmasq that makes an HTTPClient boot the named file from it. It returns the URL of dir.
-// Both end when the lab is closed. If by is not nil, the server uses HTTPS with a certificate from
-// that authority.
+// ServeNetBoot serves guests whose firmware boots from the network: it runs a web server for dir,
+// and a dnsmasq that makes an HTTPClient boot the file from it. It returns the URL of dir. Both end
+// when the lab is closed. If by is not nil, the server uses HTTPS with a certificate from that
+// authority.
 func (l *Lab) ServeNetBoot(ctx context.Context, ns *Namespace, dir, file string, by *HTTPSAuthority) (url string, err error) {
 	addr := net.JoinHostPort(Gateway, "8080")
 	url = "http://" + addr
@@ -51,7 +51,7 @@ func (l *Lab) ServeNetBoot(ctx context.Context, ns *Namespace, dir, file string,
 	return url, err
 }
 
-// HTTPSAuthority is a CA of the lab, with the certificate of the lab's server at the gateway's
+// HTTPSAuthority is a CA of the lab, and the certificate of the lab's server at the gateway's
 // address.
 type HTTPSAuthority struct {
 	// CA is the CA's certificate in PEM, and List the EFI signature list that contains it.
@@ -61,7 +61,7 @@ type HTTPSAuthority struct {
 
 // NewHTTPSAuthority creates a CA.
 func NewHTTPSAuthority() (*HTTPSAuthority, error) {
-	// Use RSA, because the TLS of every firmware supports it.
+	// Use RSA, which the TLS of every firmware supports.
 	caKey, err1 := rsa.GenerateKey(rand.Reader, 2048)
 	key, err2 := rsa.GenerateKey(rand.Reader, 2048)
 	if err := errors.Join(err1, err2); err != nil {

@@ -17,7 +17,7 @@ const (
 )
 
 // ServeTime serves this host's time by NTP at the namespace's Gateway until the lab is closed.
-// Machines in a Lockstep must not use it, because their time is different.
+// Machines in a Lockstep must not use it, because they have another time.
 func (l *Lab) ServeTime(ctx context.Context, ns *Namespace) error {
 	conn, err := ns.ListenPacket(ctx, "udp", net.JoinHostPort(Gateway, "123"))
 	if err != nil {
@@ -41,8 +41,8 @@ func (l *Lab) ServeTime(ctx context.Context, ns *Namespace) error {
 	return nil
 }
 
-// ntpAnswer answers a client's request. It returns nil if question is not one. The time in the
-// request is not the client's clock: systemd-timesyncd sends random bits, and expects them in the
+// ntpAnswer answers a client's request, or returns nil if question is none. It copies the time in
+// the request unchanged, because systemd-timesyncd sends random bits there and expects them in the
 // answer.
 func ntpAnswer(question []byte, now time.Time) []byte {
 	if len(question) < ntpPacket || question[0]&7 != ntpClient {

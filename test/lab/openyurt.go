@@ -25,13 +25,13 @@ const (
 	LabelNodePool   = "apps.openyurt.io/nodepool"
 )
 
-// API versions in which yurthub lists NodePools; each release of yurthub uses one of them.
+// API versions of NodePools. Each release of yurthub uses one of them.
 const (
 	NodePools         = "v1beta2"
 	NodePoolsBefore17 = "v1beta1"
 )
 
-// nodePoolCRD returns those parts of the real CRD that yurthub needs. It lists and watches node
+// nodePoolCRD returns the parts of the real CRD that yurthub needs. yurthub lists and watches node
 // pools, and of an edge pool it reads only fields that have defaults.
 func nodePoolCRD(version string) map[string]any {
 	return map[string]any{
@@ -51,8 +51,8 @@ func nodePoolCRD(version string) map[string]any {
 	}
 }
 
-// hubRole has the rights that docs/openyurt.md grants to every node: the part that yurthub uses of
-// the rights in OpenYurt's yurthub chart.
+// hubRole has the rights that docs/openyurt.md grants to every node: those rights in OpenYurt's
+// yurthub chart that yurthub uses.
 var hubRole = map[string]any{
 	"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
 	"metadata": map[string]any{"name": "yurt-hub"},
@@ -85,8 +85,8 @@ func (c *Cluster) GrantHub(ctx context.Context) error {
 	return c.Create(ctx, bindingPath, hubBinding)
 }
 
-// nodeRules imitates the rules of OpenYurt's webhook for the labels of Nodes: a node's pool cannot
-// be changed directly, and only nodes may change whether they are edge workers.
+// nodeRules imitates the rules of OpenYurt's webhook for Nodes' labels: a node's pool cannot be
+// changed directly, and only nodes may change whether they are edge workers.
 var nodeRules = map[string]any{
 	"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy",
 	"metadata": map[string]any{"name": "openyurt-nodes"},
@@ -123,7 +123,7 @@ var nodeRulesBinding = map[string]any{
 	"spec":     map[string]any{"policyName": "openyurt-nodes", "validationActions": []string{"Deny"}},
 }
 
-// GuardNodes makes the API servers reject everything that OpenYurt's webhook would reject.
+// GuardNodes makes the API servers reject all changes that OpenYurt's webhook would reject.
 func (c *Cluster) GuardNodes(ctx context.Context) error {
 	const path = "/apis/admissionregistration.k8s.io/v1/"
 	if err := c.Create(ctx, path+"validatingadmissionpolicies", nodeRules); err != nil {
@@ -137,7 +137,7 @@ type NodePool struct {
 	Name, Type string // Type is Edge or Cloud
 }
 
-// AddNodePools creates the kind NodePool, only in this version, and these pools.
+// AddNodePools creates the kind NodePool, in this version only, and these pools.
 func (c *Cluster) AddNodePools(ctx context.Context, version string, pools ...NodePool) error {
 	if err := c.Create(ctx, crdPath, nodePoolCRD(version)); err != nil {
 		return err
@@ -145,7 +145,7 @@ func (c *Cluster) AddNodePools(ctx context.Context, version string, pools ...Nod
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
 	for _, pool := range pools {
-		// The API server serves the kind only some time after its creation.
+		// The API server serves a new kind only after some time.
 		err := c.lab.poll(ctx, "the kind NodePool", c.other, func(ctx context.Context) (bool, error) {
 			err := c.Create(ctx, "/apis/apps.openyurt.io/"+version+"/nodepools", map[string]any{
 				"apiVersion": "apps.openyurt.io/" + version, "kind": "NodePool",
@@ -160,19 +160,19 @@ func (c *Cluster) AddNodePools(ctx context.Context, version string, pools ...Nod
 	return nil
 }
 
-// Verdict is what an Approver does with requests.
+// Verdict is an Approver's decision about requests.
 type Verdict string
 
-// These verdicts approve, deny or ignore requests.
+// The verdicts. Hold leaves a request pending.
 const (
 	Approve Verdict = "approve"
 	Deny    Verdict = "deny"
 	Hold    Verdict = "hold"
 )
 
-// Approver imitates the certificate approver of OpenYurt's yurt-manager: it approves the requests
-// of yurthub, and no others. The controller manager does not approve those, so without an Approver
-// no yurthub becomes ready.
+// Approver imitates the certificate approver of OpenYurt's yurt-manager: it approves yurthub's
+// requests, and no others. The controller manager does not approve them, so without an Approver no
+// yurthub becomes ready.
 type Approver struct {
 	c    *Cluster
 	stop context.CancelFunc
@@ -183,7 +183,7 @@ type Approver struct {
 	judged  []Judged
 }
 
-// Judged is a request about which an Approver has decided.
+// Judged is a request with an Approver's verdict.
 type Judged struct {
 	Name, Signer, User, CommonName string
 	Verdict                        Verdict
@@ -208,7 +208,7 @@ func (a *Approver) Set(v Verdict) {
 	a.verdict = v
 }
 
-// Judged returns the requests about which the approver has decided so far.
+// Judged returns the requests for which the approver has a verdict so far.
 func (a *Approver) Judged() []Judged {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -235,7 +235,7 @@ func (a *Approver) run(ctx context.Context) {
 	}
 }
 
-// csr has the fields of a request that judge reads.
+// csr has the fields of a certificate request that judge reads.
 type csr struct {
 	Metadata struct{ Name string }
 	Spec     struct {
@@ -295,8 +295,8 @@ func (a *Approver) decide(ctx context.Context, raw json.RawMessage, name string,
 }
 
 // hubRequest reports whether a request is one of the two that yurt-manager approves for yurthub:
-// one for its client certificate (only in token mode), one for its server certificate. The rules
-// are those of yurt-manager 1.7.0: exactly these usages, and only these organizations.
+// for its client certificate (only in token mode) or for its server certificate. As in yurt-manager
+// 1.7.0, the usages must be exactly these, and the organizations among these.
 func hubRequest(request []byte, signer string, usages []string) (commonName string, ours bool) {
 	block, _ := pem.Decode(request)
 	if block == nil {
@@ -327,8 +327,8 @@ func hubRequest(request []byte, signer string, usages []string) (commonName stri
 	return r.Subject.CommonName, ours && slices.Equal(slices.Compact(usages), want)
 }
 
-// managerRole has the rights that yurt-manager's chart grants to its approver, which has a service
-// account of its own.
+// managerRole has the rights that yurt-manager's chart grants to its approver, which has its own
+// service account.
 var managerRole = map[string]any{
 	"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
 	"metadata": map[string]any{"name": managerAccount},
@@ -349,8 +349,8 @@ var managerBinding = map[string]any{
 
 const managerAccount = "yurt-manager-csr-approver-controller"
 
-// StartYurtManager runs a real yurt-manager in place of an Approver, with only its certificate
-// approver enabled. CI has no yurt-manager.
+// StartYurtManager runs a real yurt-manager, with only its certificate approver enabled, in place
+// of an Approver. CI has no yurt-manager.
 func (c *Cluster) StartYurtManager(ctx context.Context, program string) (*Process, error) {
 	if err := c.Create(ctx, rolesPath, managerRole); err != nil {
 		return nil, err
@@ -367,7 +367,7 @@ func (c *Cluster) StartYurtManager(ctx context.Context, program string) (*Proces
 	return p, nil
 }
 
-// auditPolicy logs only the creation of nodes.
+// auditPolicy logs only the creation of Nodes.
 const auditPolicy = `apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived]
@@ -384,20 +384,21 @@ func (c *Cluster) AuditLog(n int) string {
 	return filepath.Join(c.dir, fmt.Sprintf("audit%d.json", n+1))
 }
 
-// auditArgs makes the nth API server log every creation of a Node. If the tuning has a policy, the
-// API server logs the requests in that policy instead.
+// auditArgs makes the nth API server log every creation of a Node, or the requests that the
+// tuning's policy selects.
 func (c *Cluster) auditArgs(n int) ([]string, error) {
-	// Use one file per API server, so that one that starts now cannot read a partly written file.
+	// Use one policy file per API server, because an API server that starts must not read a partly
+	// written file.
 	policy := filepath.Join(c.dir, fmt.Sprintf("audit-policy%d.yaml", n+1))
 	if err := os.WriteFile(policy, []byte(cmp.Or(c.tuning.AuditPolicy, auditPolicy)), 0o600); err != nil {
 		return nil, fmt.Errorf("writing the audit policy: %w", err)
 	}
-	// Use one log file: by default it would be rotated at 100 MB, and readers would miss the
-	// earlier part.
+	// Keep one log file: by default it is rotated at 100 MB, and readers would miss the earlier
+	// part.
 	return []string{"--audit-policy-file", policy, "--audit-log-path", c.AuditLog(n), "--audit-log-maxsize=100000"}, nil
 }
 
-// NodePost is one request to create a Node, as an API server saw it.
+// NodePost is one request to create a Node, as an API server logged it.
 type NodePost struct {
 	At           time.Time
 	Master       int // index of the API server in Masters
@@ -458,8 +459,8 @@ func nodePosts(log []byte, master int) ([]NodePost, error) {
 	return posts, in.Err()
 }
 
-// SetLink plugs in or unplugs the machine's network cable. Without it, the guest has no carrier.
-// The state survives Reset, but not a new On.
+// SetLink plugs in or unplugs the machine's network cable. Without it, the guest's card has no
+// carrier. The state survives Reset, but not a new On.
 func (vm *VM) SetLink(ctx context.Context, up bool) error {
 	return vm.commandWith(ctx, "set_link", map[string]any{"name": "net0", "up": up})
 }

@@ -10,8 +10,8 @@ import (
 
 const podsPath = "/api/v1/namespaces/default/pods"
 
-// LetLogsBeRead allows API servers to read the logs of pods from kubelets. `kubeadm init` does that
-// in a later phase.
+// LetLogsBeRead allows API servers to read pods' logs from kubelets. `kubeadm init` does that in a
+// later phase.
 func (c *Cluster) LetLogsBeRead(ctx context.Context) error {
 	return c.Create(ctx, bindingPath, map[string]any{
 		"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
@@ -21,10 +21,9 @@ func (c *Cluster) LetLogsBeRead(ctx context.Context) error {
 	})
 }
 
-// Greeter creates a pod of the hello image that uses the node's network. Every few seconds it
-// prints on the node's console how long it has been running, which shows that it lives while the
-// node is offline. Like most pods it has a service account's token, which kubelet must get again
-// when the pod restarts.
+// Greeter creates a pod of the hello image on the node's network. Every few seconds it prints its
+// running time on the node's console, which shows that it runs while the node is offline. Like most
+// pods it has a service account's token, which kubelet must get again when the pod restarts.
 func (c *Cluster) Greeter(ctx context.Context, name, image, node string) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
@@ -35,7 +34,7 @@ func (c *Cluster) Greeter(ctx context.Context, name, image, node string) error {
 			"metadata": map[string]any{"name": name},
 			"spec": map[string]any{
 				"nodeName": node, "terminationGracePeriodSeconds": 1, "hostNetwork": true,
-				// Tolerate everything: unlike one with OpenYurt, this cluster evicts pods from a
+				// Tolerate everything: unlike a cluster with OpenYurt, this one evicts pods from a
 				// node that has been silent for five minutes.
 				"tolerations": Stays(),
 				"containers": []any{map[string]any{
@@ -48,10 +47,10 @@ func (c *Cluster) Greeter(ctx context.Context, name, image, node string) error {
 	})
 }
 
-// SetOff makes the node run a shell script as root, and does not wait for it, because the script
-// may remove the node from the cluster. Like OpenYurt's own tools, it uses a privileged pod that
-// enters the node's namespaces. The pod uses the node's programs, because its image (any image on
-// the node) has none. The script ends with its pod; longer work needs systemd-run.
+// SetOff makes the node run a shell script as root. It does not wait, because the script may remove
+// the node from the cluster. Like OpenYurt's own tools, it uses a privileged pod that enters the
+// node's namespaces. The pod runs the node's programs, so any image on the node is suitable. The
+// script ends with its pod; longer work needs systemd-run.
 func (c *Cluster) SetOff(ctx context.Context, vm *VM, name, image, script string) error {
 	loader, libraries := "/node/usr/lib64/ld-linux-x86-64.so.2", "/node/usr/lib/x86_64-linux-gnu"
 	if vm.mach.Arch == "arm64" {

@@ -12,7 +12,7 @@ import (
 	"github.com/edgebake/edgebake/configs"
 )
 
-// TestHubRequest checks that the approver accepts yurthub's two requests, and no variation of them.
+// TestHubRequest checks that the approver accepts yurthub's two requests, but no variation of them.
 func TestHubRequest(t *testing.T) {
 	_, key, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {

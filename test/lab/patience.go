@@ -10,17 +10,17 @@ import (
 	"time"
 )
 
-// A machine that gets too little processor time from this host is not broken. Therefore time limits
-// count only the time in which the guest had the processors that it needed.
+// A machine that gets too little processor time from this host is not broken. So time limits count
+// only the time in which the guest had the processors that it needed.
 
 // starvedCap limits the time of a starved guest, as a multiple of its limit.
 const starvedCap = 4
 
-// effort is how long the threads of a process have run (ran), and how long they have waited for a
-// processor (stood).
+// effort is how long the threads of a process have run (ran) and have waited for a processor
+// (stood).
 type effort struct{ ran, stood time.Duration }
 
-// share returns the share of the wanted processor time that the process got.
+// share returns the share of the requested processor time that the process got.
 func (e effort) share() float64 {
 	if e.ran+e.stood <= 0 {
 		return 1 // it did not want any
@@ -49,11 +49,11 @@ func effortOf(pid int) effort {
 	return sum
 }
 
-// Ran returns how long the machine has run on a processor since it was switched on.
+// Ran returns the processor time of the machine since it was switched on.
 func (vm *VM) Ran() time.Duration { return effortOf(vm.proc.Pid()).ran }
 
-// Patience returns a context that ends after limit, without counting the time in which this host
-// kept the guest waiting. The cause of the context reports whether the guest got too little
+// Patience returns a context that ends after limit, which does not count the time in which this
+// host kept the guest waiting. The cause of the context reports whether the guest got too little
 // processor time.
 func (vm *VM) Patience(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
 	if vm.cfg.Lockstep != nil {
@@ -72,7 +72,7 @@ func patience(ctx context.Context, limit time.Duration, measure func() effort) (
 		before := measure()
 		every(ctx, step, func() bool {
 			now := measure()
-			// The numbers of threads that have ended are missing, so the sums may decrease.
+			// The sums may decrease, because threads that have ended are missing in them.
 			did := effort{max(0, now.ran-before.ran), max(0, now.stood-before.stood)}
 			before = now
 			whole.ran += did.ran
@@ -105,8 +105,8 @@ func every(ctx context.Context, interval time.Duration, do func() bool) {
 	}
 }
 
-// verdict returns an error that distinguishes a machine that got too little processor time from a
-// broken one.
+// verdict returns the error of a time limit. It distinguishes a machine that got too little
+// processor time from a broken one.
 func verdict(passed time.Duration, e effort) error {
 	percent := int(100 * e.share())
 	if percent < 50 {

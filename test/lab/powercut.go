@@ -17,8 +17,8 @@ import (
 // A disk acknowledges a write once the bytes are in its cache; they are durable only after the next
 // flush. Killing QEMU loses none of them, because this host keeps running. Therefore a recorded
 // machine runs on an overlay over the durable state of its disk, and its writes and flushes are
-// recorded. A power cut discards the overlay. It applies to the durable state all flushed writes,
-// and a random selection of the others.
+// recorded. A power cut discards the overlay, and applies all flushed writes and a random selection
+// of the others to the durable state.
 
 // settled returns the path of the raw disk that has the durable state.
 func (vm *VM) settled() string { return filepath.Join(vm.lab.Dir, vm.Name+".settled.raw") }
@@ -38,8 +38,8 @@ func (vm *VM) ownDisk(ctx context.Context) error {
 	return nil
 }
 
-// freshRun starts an empty overlay and record. If the last run ended in an orderly way, it first
-// applies the record of that run.
+// freshRun starts an empty overlay and an empty record. If the last run ended in an orderly way, it
+// first applies that run's record.
 func (vm *VM) freshRun() error {
 	if _, err := os.Stat(vm.writes()); err == nil {
 		if _, err := vm.settle(func() bool { return false }); err != nil {
@@ -59,8 +59,8 @@ type Loss struct {
 	Dropped int // other writes that were lost
 }
 
-// CutPower cuts the power of a recorded machine. lose decides, for each write since the last flush,
-// whether it is lost.
+// CutPower cuts the power of a recorded machine. It calls lose for each write since the last flush,
+// and loses the write if lose returns true.
 func (vm *VM) CutPower(lose func() bool) (Loss, error) {
 	if !vm.cfg.Record {
 		return Loss{}, fmt.Errorf("cutting the power of %s: its writes are not recorded", vm.Name)
@@ -101,12 +101,11 @@ const (
 type entry struct {
 	at, to, n int64 // at: offset in the record; to: offset on the disk; n: bytes, 0 for a flush without data
 	fua       bool
-	flush     bool // all entries before this one are durable after it
+	flush     bool // all earlier entries are durable after it
 }
 
-// replay writes to disk what survives a power cut: everything before the last flush, and of the
-// later writes those that lose keeps. A write with FUA is durable by itself. The record may end
-// within an entry.
+// replay writes to disk what survives a power cut: everything before the last flush, and the later
+// writes that are FUA or for which lose returns false. The record may end within an entry.
 func replay(log record, disk io.WriterAt, lose func() bool) (Loss, error) {
 	var loss Loss
 	entries, err := readRecord(log)
@@ -146,7 +145,7 @@ func (e entry) write(log io.ReaderAt, disk io.WriterAt) error {
 	return nil
 }
 
-// lastFlush returns how many of the entries are durable.
+// lastFlush returns the number of entries that are durable.
 func lastFlush(entries []entry) int {
 	for i, e := range slices.Backward(entries) {
 		if e.flush {
@@ -156,7 +155,7 @@ func lastFlush(entries []entry) int {
 	return 0
 }
 
-// record is an open file.
+// record is an open record of a disk's writes.
 type record interface {
 	io.ReaderAt
 	Stat() (os.FileInfo, error)

@@ -10,7 +10,7 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// recorded makes QEMU write to a disk and returns the record.
+// recorded makes QEMU write to a disk, and returns the record of the writes.
 func recorded(t *testing.T, commands ...string) *os.File {
 	t.Helper()
 	tool := desk.NeedProgram(t, "qemu-io", "qemu-utils")
@@ -94,15 +94,15 @@ type ram []byte
 func (r ram) WriteAt(p []byte, off int64) (int, error) { return copy(r[off:], p), nil }
 
 func TestPowerCutLosesWhatWasNotFlushed(t *testing.T) {
-	// qemu-io flushes when it ends; the record is truncated before that flush, as a killed QEMU
-	// leaves it.
+	// qemu-io flushes when it ends. The test truncates the record before that flush, because a
+	// killed QEMU would not have written it.
 	log := recorded(t, "write -P 1 0 4k", "flush", "write -P 2 4k 4k", "write -f -P 3 8k 4k", "write -z 0 512", "discard 64k 4k", "write -P 4 12k 4k")
 	fi, err := log.Stat()
 	if err != nil {
 		t.Fatal(err)
 	}
 	const sector, page = 512, 4096
-	// Superblock, write, flush, write, FUA write (and the flush after it if QEMU emulates FUA),
+	// The entries: superblock, write, flush, write, FUA write (and a flush if QEMU emulates FUA),
 	// zeroes, discard, write.
 	whole := make([]byte, fi.Size())
 	if _, err := log.ReadAt(whole, 0); err != nil {
@@ -144,7 +144,7 @@ func TestPowerCutLosesWhatWasNotFlushed(t *testing.T) {
 		t.Errorf("a write that was never flushed was always kept: %d; %+v", least[3*page], loss)
 	}
 
-	// The record can be replayed if it is cut short anywhere.
+	// The record can be replayed wherever it ends.
 	for n := range last {
 		if n%97 != 0 && n > 40 {
 			continue

@@ -28,8 +28,8 @@ const (
 // etcd's image.
 type Release struct{ Kubernetes, Etcd, EtcdImageTag string }
 
-// Releases returns the releases for which control planes are made from images. The first one is
-// used by all other tests.
+// Releases returns the releases for which control planes are made from images. Other tests use the
+// first one.
 func Releases() []Release {
 	return []Release{
 		{KubernetesVersion, EtcdVersion, EtcdImageTag},
@@ -118,8 +118,8 @@ func CachedKubeProxy(ctx context.Context, version string, log io.Writer) (string
 	return cachedProgram(ctx, r, log)
 }
 
-// cachedProgram returns the path of the only program of a recipe. It compiles the program if it is
-// not cached.
+// cachedProgram returns the path of the only program of a recipe, which it compiles if it is not
+// cached.
 func cachedProgram(ctx context.Context, r fetch.GoRecipe, log io.Writer) (string, error) {
 	cache, err := OpenCache()
 	if err != nil {
@@ -133,26 +133,26 @@ func cachedProgram(ctx context.Context, r fetch.GoRecipe, log io.Writer) (string
 	return cache.Program(blobs[pkg], ProgramName(pkg))
 }
 
-// EtcdRecipe returns the recipe for compiling etcd (such as "v3.7.0").
+// EtcdRecipe returns the recipe for compiling a version of etcd, such as "v3.7.0".
 func EtcdRecipe(version, arch string) fetch.GoRecipe {
 	const m = "go.etcd.io/etcd/server/v3"
 	return fetch.GoRecipe{Module: m, Version: version, Arch: arch, LDFlags: "-s -w", Packages: []string{m}}
 }
 
-// EtcdutlRecipe returns the recipe for compiling etcd's own tool for snapshots, which is also in
-// etcd's image.
+// EtcdutlRecipe returns the recipe for compiling etcdutl, etcd's tool for snapshots, which is also
+// in etcd's image.
 func EtcdutlRecipe(version, arch string) fetch.GoRecipe {
 	const m = "go.etcd.io/etcd/etcdutl/v3"
 	return fetch.GoRecipe{Module: m, Version: version, Arch: arch, LDFlags: "-s -w", Packages: []string{m}}
 }
 
-// CoreDNSRecipe returns the recipe for compiling CoreDNS (such as "v1.14.6").
+// CoreDNSRecipe returns the recipe for compiling a version of CoreDNS, such as "v1.14.6".
 func CoreDNSRecipe(version, arch string) fetch.GoRecipe {
 	const m = "github.com/coredns/coredns"
 	return fetch.GoRecipe{Module: m, Version: version, Arch: arch, LDFlags: "-s -w", Packages: []string{m}}
 }
 
-// ProgramName returns the file name of the program of a main package.
+// ProgramName returns the file name of the program that Go compiles from a main package.
 func ProgramName(pkg string) string {
 	prefix, _, ok := module.SplitPathVersion(pkg)
 	if !ok {

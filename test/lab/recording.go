@@ -9,11 +9,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Recording is one run of a machine as its disk saw it, from power-on until the power was cut. With
-// it, tests can let the power fail after any of its entries.
+// Recording is one run of a machine as its disk saw it, from power-on until the power was cut.
+// Tests can cut the power after any of its entries.
 type Recording struct {
 	// Disk is a raw file with the state of the disk after the last Cut. It may be read and booted,
-	// but must not be changed.
+	// but not changed.
 	Disk string
 
 	disk, log *os.File
@@ -22,13 +22,13 @@ type Recording struct {
 	undo      []old
 }
 
-// old is data that was overwritten by a write which was kept by chance.
+// old is data that a write overwrote which the last cut kept by chance.
 type old struct {
 	at   int64
 	data []byte
 }
 
-// Recorded returns the current size of the record, to be passed to Recording.At.
+// Recorded returns the current size of the record, for Recording.At.
 func (vm *VM) Recorded() (int64, error) {
 	fi, err := os.Stat(vm.writes())
 	if err != nil {
@@ -60,7 +60,7 @@ func (vm *VM) Recording() (*Recording, error) {
 // Len returns the number of entries.
 func (r *Recording) Len() int { return len(r.entries) }
 
-// At returns how many entries the record had when it had this size.
+// At returns the number of entries that the record had when it had this size.
 func (r *Recording) At(size int64) int {
 	n := 0
 	for n < len(r.entries) && r.entries[n].at+r.entries[n].n <= size {
@@ -82,7 +82,7 @@ func (r *Recording) Flushes(from int) []int {
 }
 
 // Cut gives Disk the state after a power cut that follows the first n entries. n must not decrease.
-// lose decides, for each write since the last flush, whether it is lost.
+// A write since the last flush is lost if lose returns true.
 func (r *Recording) Cut(n int, lose func() bool) (Loss, error) {
 	var loss Loss
 	promised := lastFlush(r.entries[:n])
@@ -114,7 +114,7 @@ func (r *Recording) Cut(n int, lose func() bool) (Loss, error) {
 	return loss, nil
 }
 
-// takeBack reverts those writes that the last cut kept by chance.
+// takeBack reverts the writes that the last cut kept by chance.
 func (r *Recording) takeBack() error {
 	for len(r.undo) > 0 {
 		last := r.undo[len(r.undo)-1]
@@ -126,8 +126,8 @@ func (r *Recording) takeBack() error {
 	return nil
 }
 
-// CopyPart copies a part of Disk, including its holes, to a file. It is for programs that repair
-// what they read.
+// CopyPart copies a part of Disk, including its holes, to a file, for programs that repair the file
+// that they read.
 func (r *Recording) CopyPart(path string, start, size int64) error {
 	if err := copySparse(path, r.Disk, start, size); err != nil {
 		return fmt.Errorf("copying %d bytes at %d of %s: %w", size, start, r.Disk, err)

@@ -14,7 +14,7 @@ import (
 	"github.com/edgebake/edgebake/test/emulator"
 )
 
-// Serial is the console of a machine: every line with its time. If the kernel panics, all waiting
+// Serial is the console of a machine: every line, with its time. If the kernel panics, all waiting
 // calls fail at once.
 type Serial struct {
 	start time.Time
@@ -38,14 +38,14 @@ func newSerial(raw io.Writer, each func(Line)) *Serial {
 	return &Serial{start: time.Now(), raw: raw, each: each, changed: make(chan struct{})}
 }
 
-// escapes matches terminal control sequences, with which firmware and systemd color and position
-// their text.
+// escapes matches terminal control sequences, which firmware and systemd use to color and position
+// text.
 var escapes = regexp.MustCompile(`\x1b(\[[0-9;?=]*[A-Za-z]|\][^\x07]*\x07|[()][A-Z0-9]|[=>c78])`)
 
-// fatal matches a line after which the machine does nothing any more.
+// fatal matches a line after which the machine does nothing more.
 var fatal = regexp.MustCompile(`Kernel panic - not syncing|You are in emergency mode|edgebake: this boot failed|No bootable option or device was found`)
 
-// Write receives output of the machine.
+// Write receives the machine's output.
 func (s *Serial) Write(p []byte) (int, error) {
 	if _, err := s.raw.Write(p); err != nil {
 		return 0, err
@@ -79,7 +79,7 @@ func (s *Serial) notify() {
 	s.changed = make(chan struct{})
 }
 
-// end records that there will be no more output.
+// end records that the output has ended.
 func (s *Serial) end(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -94,15 +94,15 @@ func (s *Serial) Mark() int {
 	return len(s.lines)
 }
 
-// Lines returns all lines from the mark from on.
+// Lines returns all lines after the mark from.
 func (s *Serial) Lines(from int) []Line {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.lines[from:len(s.lines):len(s.lines)]
 }
 
-// Expect waits for a line after the mark that matches. It returns the line and the mark after it.
-// It fails if the machine panics or ends, or if ctx ends. The error includes the last lines.
+// Expect waits for a matching line after the mark from. It returns the line and the mark after it.
+// It fails if the machine panics or ends, or if ctx ends; the error includes the last lines.
 func (s *Serial) Expect(ctx context.Context, from int, re *regexp.Regexp) (Line, int, error) {
 	for i := from; ; {
 		s.mu.Lock()
@@ -141,9 +141,8 @@ func (s *Serial) Broken() error {
 // powerOn matches the firmware's text at the beginning of each boot.
 var powerOn = regexp.MustCompile(`BdsDxe: (loading|starting) Boot`)
 
-// final reports whether line i is a fatal one. A panic that a fault of the emulator caused is not:
-// every image makes its kernel reset after a panic, and the machine must survive that like a power
-// cut.
+// final reports whether line i is a fatal one. A panic because of the emulator is not: every image
+// makes its kernel reset after a panic, which the machine must survive like a power cut.
 func (s *Serial) final(lines []Line, i int) bool {
 	if !fatal.MatchString(lines[i].Text) {
 		return false
@@ -152,7 +151,7 @@ func (s *Serial) final(lines []Line, i int) bool {
 	for boot >= 0 && !powerOn.MatchString(lines[boot].Text) {
 		boot--
 	}
-	// Without firmware it is a kernel of the tests, which does not reset after a panic.
+	// Without firmware it is a test's own kernel, which does not reset after a panic.
 	return boot < 0 || staleTranslation(lines[boot:i]) == ""
 }
 
@@ -160,8 +159,8 @@ func (s *Serial) gaveUp(at Line) *FatalError {
 	return &FatalError{Line: at, Tail: s.Tail(30), Emulator: s.EmulatorsFault()}
 }
 
-// EmulatorsFault returns the evidence on the console that the guest failed because of QEMU, or "".
-// Such a boot proves nothing about the machine's disk.
+// EmulatorsFault returns the lines which prove that the guest failed because of QEMU, or "". Such a
+// boot proves nothing about the machine's disk.
 func (s *Serial) EmulatorsFault() string { return staleTranslation(s.Lines(0)) }
 
 func staleTranslation(lines []Line) string {
@@ -188,7 +187,7 @@ func (s *Serial) Tail(n int) string {
 type FatalError struct {
 	Line Line
 	Tail string
-	// Emulator describes the evidence on the console that QEMU is the cause; "" if QEMU is not.
+	// Emulator is the evidence on the console that QEMU is the cause, or "".
 	Emulator string
 }
 

@@ -12,14 +12,14 @@ import (
 	"time"
 )
 
-// Event is something that happened to a machine, with the time since the machine's power-on.
+// Event is an event on a machine, with the time since power-on.
 type Event struct {
 	At   time.Duration
 	What string
 }
 
-// milestones are console lines that mark stages of a boot. If some of them are missing, for example
-// with a quiet kernel, there are fewer events.
+// milestones are console lines that mark stages of a boot. Some may be missing, for example with a
+// quiet kernel.
 var milestones = []struct {
 	line *regexp.Regexp
 	what string
@@ -36,14 +36,13 @@ var milestones = []struct {
 // FirstBootDone matches the last line that first boot prints.
 var FirstBootDone = regexp.MustCompile(`edgebake: node \S+ is Ready`)
 
-// WaitsForAPIServer matches the line that first boot prints on a node while there is no cluster
-// yet.
+// WaitsForAPIServer matches the line that first boot prints on a node while there is no cluster.
 var WaitsForAPIServer = regexp.MustCompile(`edgebake: .* waiting for an API server to answer`)
 
 // phaseDone matches the line that first boot prints at the end of a phase.
 var phaseDone = regexp.MustCompile(`edgebake: \[\d+(?:/\d+)?\] (\S+): (done in .*|as it should be)`)
 
-// Events returns the milestones that were seen on the console.
+// Events returns the milestones that the console has shown.
 func (s *Serial) Events() []Event {
 	var events []Event
 	seen := map[string]bool{}
@@ -68,11 +67,11 @@ func (s *Serial) Events() []Event {
 	return events
 }
 
-// Note returns an event that was seen elsewhere than on the console. Its time is the current one.
+// Note returns an event that was not seen on the console, with the current time.
 func (s *Serial) Note(what string) Event { return Event{time.Since(s.start), what} }
 
-// PrintTimeline prints events in order of time, each with the time since power-on and the time
-// since the previous event.
+// PrintTimeline prints events in order of time, with the time since power-on and since the previous
+// event.
 func PrintTimeline(w io.Writer, events []Event) {
 	events = slices.SortedStableFunc(slices.Values(events), func(a, b Event) int { return cmp.Compare(a.At, b.At) })
 	last := time.Duration(0)
@@ -82,8 +81,8 @@ func PrintTimeline(w io.Writer, events []Event) {
 	}
 }
 
-// Evidence returns the last lines of every process and console of the lab, so that a person can
-// examine a failure later.
+// Evidence returns the last lines of every process and console of the lab, for a person who
+// examines a failure later.
 func (l *Lab) Evidence() string {
 	var b strings.Builder
 	for _, pattern := range []string{"*.log", "*.serial"} {
@@ -98,7 +97,7 @@ func (l *Lab) Evidence() string {
 	return b.String()
 }
 
-// Site is the configuration of a machine for a cluster of the lab.
+// Site is the configuration of a machine for one of the lab's clusters.
 type Site struct {
 	Cluster  *Cluster
 	NodeName string

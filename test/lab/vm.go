@@ -32,8 +32,8 @@ type VMConfig struct {
 	Net    Net
 	// Guest is the number of the machine in Net, counted from 0.
 	Guest int
-	// Accel is as in qemu.Machine. It is TCG if it is empty, or if the machine's architecture is
-	// not this computer's.
+	// Accel is as in qemu.Machine. If it is empty, or the machine's architecture is not this
+	// computer's, TCG is used.
 	Accel        string
 	CPUs, Memory int
 	Secure       bool   // Secure Boot enabled
@@ -50,20 +50,20 @@ type VMConfig struct {
 	More []string
 	// EachLine is called with every line of the console.
 	EachLine func(Line)
-	// Record records the writes of the machine to its disk, so that CutPower can lose those that
-	// were only in the disk's cache.
+	// Record records the machine's writes to its disk, so that CutPower can lose those that were
+	// only in the disk's cache.
 	Record bool
-	// Lockstep makes the machine share a clock with other machines; nil: it uses this host's clock.
+	// Lockstep makes the machine share a clock with other machines; nil: it has this host's clock.
 	Lockstep *Lockstep
-	// KeepVars keeps the firmware's variables of an earlier machine of this name. They are stored
-	// in the machine, not on its disk.
+	// KeepVars keeps the firmware's variables of an earlier machine of this name, which are in the
+	// machine, not on its disk.
 	KeepVars bool
 }
 
-// VM is a machine that has a copy-on-write disk. It can be switched off and on again.
+// VM is a machine with a copy-on-write disk. It can be switched off and on again.
 type VM struct {
 	Name    string // prefix of its files
-	Node    string // name of the machine's Node: the same as Name, until it joins under another one
+	Node    string // name of the machine's Node: at first the same as Name
 	Overlay string // qcow2
 	Serial  *Serial
 
@@ -167,8 +167,8 @@ func (vm *VM) On() error {
 	return nil
 }
 
-// Cut ends the machine at once. Unlike in a power cut (CutPower), all writes that the guest has
-// sent to its disk are kept.
+// Cut ends the machine at once. Unlike CutPower, it keeps all writes that the guest has sent to its
+// disk.
 func (vm *VM) Cut() { vm.proc.Kill() }
 
 // Off presses the power button and waits until the machine is off.
@@ -194,15 +194,13 @@ func (vm *VM) WaitOff(ctx context.Context) error {
 	}
 }
 
-// Unplug removes the stick and the disc from a machine that is off, and stops it from booting from
-// the network.
+// Unplug removes the stick and the disc from a machine that is off, and disables its network boot.
 func (vm *VM) Unplug() { vm.mach.Stick, vm.mach.CD, vm.mach.NetBoot = "", "", false }
 
 // Reset presses the reset button.
 func (vm *VM) Reset(ctx context.Context) error { return vm.command(ctx, "system_reset") }
 
-// Plug attaches a removable drive to the running machine. It stays until the machine is switched
-// off.
+// Plug attaches a removable drive to the running machine, until the machine is switched off.
 func (vm *VM) Plug(ctx context.Context, image string) error {
 	driver := map[string]string{qemu.USB: "usb-storage", qemu.SCSI: "scsi-hd"}[vm.cfg.Sticks]
 	if driver == "" {
@@ -220,14 +218,14 @@ func (vm *VM) Plug(ctx context.Context, image string) error {
 	return vm.commandWith(ctx, "device_add", map[string]any{"driver": driver, "id": "stick0", "drive": "stick", "removable": true})
 }
 
-// CPU returns the processor time that QEMU has used for the machine since it was switched on. It
-// hardly depends on the load of this computer.
+// CPU returns the processor time that QEMU has used since the machine was switched on. It hardly
+// depends on this computer's load.
 func (vm *VM) CPU() (time.Duration, error) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", vm.proc.Pid()))
 	if err != nil {
 		return 0, fmt.Errorf("reading the processor time of %s: %w", vm.Name, err)
 	}
-	// The program's name, in brackets, may contain blanks.
+	// The program's name, in parentheses, may contain blanks.
 	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
 	if len(fields) < 13 {
 		return 0, fmt.Errorf("reading the processor time of %s: %q", vm.Name, stat)
@@ -264,8 +262,8 @@ func (vm *VM) ask(ctx context.Context, name string, arguments map[string]any, in
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
-	// QEMU sends a greeting, then requires a negotiation of capabilities. It answers each command,
-	// and sends events in between.
+	// QEMU first sends a greeting and requires a negotiation of capabilities. Then it answers each
+	// command, and may send events before the answer.
 	in := json.NewDecoder(bufio.NewReader(conn))
 	var greeting struct{ QMP any }
 	if err := in.Decode(&greeting); err != nil {
@@ -306,7 +304,7 @@ func (vm *VM) ask(ctx context.Context, name string, arguments map[string]any, in
 	return nil
 }
 
-// RawDisk writes the machine's disk, in its current state, to path. The machine must be off.
+// RawDisk writes the machine's disk to path as a raw file. The machine must be off.
 func (vm *VM) RawDisk(ctx context.Context, path string) error {
 	if vm.Running() {
 		return fmt.Errorf("reading the disk of %s: it is running", vm.Name)

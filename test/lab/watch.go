@@ -61,8 +61,8 @@ func (c *Cluster) Node(ctx context.Context, name string) (*Object, error) {
 	return &o, nil
 }
 
-// WaitNode waits until a Node satisfies want. want returns the reason if the Node does not. If the
-// guest gives up, or a process of the cluster ends, WaitNode fails at once.
+// WaitNode waits until want accepts a Node; otherwise want returns the reason. If the guest gives
+// up or a process of the cluster ends, WaitNode fails at once.
 func (c *Cluster) WaitNode(ctx context.Context, vm *VM, name string, want func(*Object) (ok bool, why string)) (*Object, error) {
 	var node *Object
 	err := c.pollGuest(ctx, vm, "node "+name, func(ctx context.Context) (bool, error) {
@@ -97,7 +97,7 @@ func (c *Cluster) pollGuest(ctx context.Context, vm *VM, what string, ready func
 	})
 }
 
-// hopeless is an error that does not go away by waiting.
+// hopeless is an error for which waiting is useless.
 type hopeless struct{ error }
 
 // Ready is a condition for WaitNode: the Node is Ready.
@@ -106,17 +106,16 @@ func Ready(o *Object) (bool, string) {
 	return status == "True", why
 }
 
-// Stays returns tolerations for a pod that no controller would recreate. Without them, the cluster
-// would remove the pod from a machine that takes minutes to boot, because such a machine seems
-// dead.
+// Stays returns tolerations for a pod that no controller would recreate. A machine that takes
+// minutes to boot seems dead, so without them the cluster would remove the pod.
 func Stays() []any {
 	return []any{map[string]any{"operator": "Exists", "effect": "NoExecute"}}
 }
 
 // Pod creates a pod of one container. Its image must be on the node, because there is no registry.
 func (c *Cluster) Pod(ctx context.Context, name, image, node string) error {
-	// The admission plugin for service accounts requires one. The controller manager creates it
-	// some seconds after the namespace.
+	// Wait for the default service account, which the admission plugin requires. The controller
+	// manager creates it some seconds after the namespace.
 	err := c.lab.poll(ctx, "the default service account", c.other, func(ctx context.Context) (bool, error) {
 		var o Object
 		err := c.Get(ctx, "/api/v1/namespaces/default/serviceaccounts/default", &o)
@@ -134,7 +133,7 @@ func (c *Cluster) Pod(ctx context.Context, name, image, node string) error {
 			"containers":  []any{map[string]any{"name": name, "image": image, "imagePullPolicy": "Never"}},
 		},
 	}
-	asked := false // the answer to an earlier request may have been lost after the pod was created
+	asked := false // the answer to an earlier request may have been lost
 	var rejected error
 	err = c.lab.poll(ctx, "making pod "+name, c.other, func(ctx context.Context) (bool, error) {
 		err := c.Create(ctx, "/api/v1/namespaces/default/pods", pod)

@@ -1,5 +1,5 @@
-// Package mediatest makes golden images that no machine can boot, but that all of edgebake's
-// programs accept as complete. For tests only.
+// Package mediatest makes golden images that no machine can boot, but that edgebake's programs
+// accept as complete. For tests only.
 package mediatest
 
 import (
@@ -26,31 +26,30 @@ var Date = time.Date(2026, 1, 2, 3, 4, 6, 0, time.UTC)
 
 // Image describes an image.
 type Image struct {
-	// ID is the plan's ID. It is the seed of all random data, unless Seed is set.
+	// ID is the plan's ID. It is also the seed of all random data, unless Seed is set.
 	ID, Seed string
-	// Data is the size in bytes of a file in the root file system. Half of it is random, and half
-	// is easy to compress.
+	// Data is the size in bytes of a file in the root file system. Half of it is random, the other
+	// half compresses well.
 	Data int64
 	// FreeRoot and FreeData are the numbers of free bytes in the root file system and on DATA.
 	FreeRoot, FreeData int64
 	// Sign, if set, signs the image, and SignIndex its index of chunks.
 	Sign      func(golden string, imageInfo []byte) (string, error)
 	SignIndex func(body []byte) (string, error)
-	// Initrd, if set, adds a kernel and this initrd to the system's directory, and a boot entry
-	// that names both. ESP is then the size of the EFI system partition.
+	// Initrd, if set, adds a kernel and this initrd to the system's directory, and a boot entry for
+	// them. ESP is then the size of the EFI system partition.
 	Initrd []byte
 	ESP    int64
 	// Files are more files in the root file system, by path.
 	Files map[string][]byte
-	// Store has the nodes of containerd's store, with paths that begin with var, and Blobs their
-	// contents.
+	// Store has the nodes of containerd's store, with paths below var, and Blobs their contents.
 	Store []tree.Node
 	Blobs tree.Blobs
 	// Info, if set, changes the image's image.json.
 	Info func(*ondisk.ImageInfo)
 }
 
-// Make builds an image at path. It is compressed if path ends in .zst.
+// Make builds an image at path, compressed if path ends in .zst.
 func Make(t testing.TB, path string, i Image) *disk.Result {
 	t.Helper()
 	noise := make([]byte, i.Data)

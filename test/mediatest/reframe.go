@@ -11,8 +11,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk/seekable"
 )
 
-// Reframe writes a compressed image to another file, with frames of other sizes. size returns the
-// size of the frame at an offset of the disk. extra is written between the frames and their table.
+// Reframe copies a compressed image with frames of other sizes. size returns the size of the frame
+// at an offset of the disk. extra is inserted between the frames and their table.
 func Reframe(t testing.TB, from, to string, size func(off int64) int64, extra []byte) {
 	t.Helper()
 	b, err := os.ReadFile(from)

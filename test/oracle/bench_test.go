@@ -42,8 +42,8 @@ func needBench(t *testing.T) string {
 	return dir
 }
 
-// benchImages returns nine images of programs and source files that every machine with Go has;
-// three share a base. compression is that of their layers.
+// benchImages returns nine images of programs and source files that every machine with Go has.
+// Three of them share a base. compression is that of their layers.
 func benchImages(t *testing.T, compression string) []imagetest.Image {
 	t.Helper()
 	goroot := strings.TrimSpace(output(t, "go", "env", "GOROOT"))
@@ -88,7 +88,7 @@ func output(t *testing.T, name string, args ...string) string {
 	return string(out)
 }
 
-// disk is a mounted loop device with ext4 whose writes are counted.
+// disk is a mounted loop device with ext4, whose written bytes are counted.
 type disk struct {
 	t     *testing.T
 	image string
@@ -108,7 +108,7 @@ func newDisk(t *testing.T, dir string) *disk {
 
 func (d *disk) do(name string, args ...string) string {
 	d.t.Helper()
-	// Do not use the test's context: unmounting happens after its end.
+	// Do not use the test's context, because it ends before the disk is unmounted.
 	out, err := exec.Command(name, args...).CombinedOutput()
 	if err != nil {
 		d.t.Fatalf("%s %q: %v\n%s", name, args, err, out)
@@ -122,7 +122,7 @@ func (d *disk) mount() {
 	d.do("mount", d.dev, d.mnt)
 }
 
-// unmount unmounts lazily if a shim ends slowly.
+// unmount unmounts the disk, lazily if a shim is slow to end.
 func (d *disk) unmount() {
 	if d.dev == "" {
 		return
@@ -184,13 +184,13 @@ type measured struct {
 	archives, blobs, snapshots int64
 }
 
-// way is one way to get images onto a node.
+// way is a way of putting images onto a node.
 type way struct {
 	name     string
 	archives []string // nil if prebaked
 }
 
-// TestBenchFirstContainer compares a baked store with importing archives.
+// TestBenchFirstContainer compares a baked store with the import of archives.
 func TestBenchFirstContainer(t *testing.T) {
 	results := needBench(t)
 	work := t.TempDir()
@@ -203,7 +203,8 @@ func TestBenchFirstContainer(t *testing.T) {
 	if _, err := imagetest.WriteLayout(gz, imgs...); err != nil {
 		t.Fatal(err)
 	}
-	// As RKE2 and k3s ship images: uncompressed layers in a compressed archive.
+	// .tar.zst is the form in which RKE2 and k3s ship images: uncompressed layers in a compressed
+	// archive.
 	ways := []way{{name: "prebaked"}, {name: "import of OCI tars"}, {name: "import of .tar.zst"}}
 	for n, i := range imgs {
 		one := filepath.Join(work, fmt.Sprint("one-", n))
@@ -221,7 +222,7 @@ func TestBenchFirstContainer(t *testing.T) {
 		os.RemoveAll(one)
 	}
 
-	// One disk for each way, filled once and copied for every run.
+	// Fill one disk for each way, and copy it for every run.
 	var size int64
 	masters := map[string]string{}
 	for n := range ways {
@@ -246,7 +247,7 @@ func TestBenchFirstContainer(t *testing.T) {
 	var out bytes.Buffer
 	fmt.Fprintf(&out, "# First container: prebaked against importing\n\n%d images, %d MB unpacked, containerd %s, one loop-mounted ext4 with direct I/O for each run, caches dropped; %d interleaved runs, median. %d CPUs, load %s at the start, %s.\n",
 		len(imgs), size>>20, configs.ExampleContainerd, benchRuns, runtime.NumCPU(), loadAverage(), time.Now().UTC().Format("2006-01-02"))
-	var disks map[string]measured // one run of each: the sizes hardly differ
+	var disks map[string]measured // of one run each, because sizes hardly differ
 	for _, quarter := range []bool{false, true} {
 		figures := map[string][]measured{}
 		disks = map[string]measured{}
@@ -329,7 +330,7 @@ func loadAverage() string {
 	return one
 }
 
-// pack writes a tar of a layout, optionally compressed as one zstd stream.
+// pack writes a tar of a layout, compressed as one zstd stream if compress is set.
 func pack(t *testing.T, dir, to string, compress bool) string {
 	t.Helper()
 	in, err := os.Open(tarOf(t, dir))
@@ -355,7 +356,7 @@ func pack(t *testing.T, dir, to string, compress bool) string {
 	return to
 }
 
-// measure starts containerd on a fresh disk with cold caches, and measures the time to the first
+// measure starts containerd on a new disk with cold caches, and measures the time to the first
 // container.
 func measure(t *testing.T, bin, master string, w way, quarter bool) (m measured) {
 	t.Helper()
@@ -387,7 +388,7 @@ func measure(t *testing.T, bin, master string, w way, quarter bool) (m measured)
 	const image = "edgebake.test/hello:1"
 	for n, a := range w.archives {
 		c.ctr("images", "import", filepath.Join(d.mnt, filepath.Base(a)))
-		if n == 1 { // pause and hello exist
+		if n == 1 { // pause and hello have been imported
 			m.early = c.timeToStart(start, image)
 		}
 	}
@@ -415,7 +416,7 @@ func measure(t *testing.T, bin, master string, w way, quarter bool) (m measured)
 	return m
 }
 
-// quarterCore makes a cgroup with a quarter of a core.
+// quarterCore makes a cgroup with a quarter of a processor core.
 func quarterCore(t *testing.T) string {
 	t.Helper()
 	name := fmt.Sprint("edgebake-bench-", time.Now().UnixNano())
@@ -443,7 +444,7 @@ func write(t *testing.T, name, text string) {
 	}
 }
 
-// TestBenchBake compares a whole bake with only uncompressing the layers.
+// TestBenchBake compares a whole bake with the mere decompression of the layers.
 func TestBenchBake(t *testing.T) {
 	results := needBench(t)
 	work := t.TempDir()
@@ -499,8 +500,8 @@ func TestBenchBake(t *testing.T) {
 	}
 }
 
-// peakMemory bakes images of several sizes, each set in its own process, and returns a table of
-// their peak memory.
+// peakMemory bakes images of several sizes, each in its own process, and returns a table of the
+// peak memory.
 func peakMemory(t *testing.T, work string, many []configs.ContainerImage) string {
 	t.Helper()
 	zeros := func(ref string, size int64) imagetest.Image {
@@ -530,7 +531,7 @@ func peakMemory(t *testing.T, work string, many []configs.ContainerImage) string
 	}
 	var parallel []imagetest.Image
 	for n := range 16 {
-		// Different sizes, since equal layers would be one layer.
+		// Use different sizes, because equal layers would be one layer.
 		parallel = append(parallel, zeros(fmt.Sprintf("edgebake.test/p%d:1", n), int64(64+n)<<20))
 	}
 	var out strings.Builder
@@ -555,7 +556,7 @@ func peakMemory(t *testing.T, work string, many []configs.ContainerImage) string
 		if err != nil {
 			t.Fatalf("%v\n%s", err, said)
 		}
-		// The child's rusage would include the memory of its parent.
+		// Read VmHWM, because the child's rusage would include the parent's memory.
 		_, after, _ := strings.Cut(string(said), "VmHWM:")
 		var peak int64
 		if _, err := fmt.Sscanf(after, "%d kB", &peak); err != nil {
@@ -601,7 +602,7 @@ func TestBakeInOwnProcess(t *testing.T) {
 	fmt.Println(string(status)) // for the parent
 }
 
-// uncompressAll reads every layer to its end, four at a time like a bake.
+// uncompressAll reads every layer to its end, four at the same time as in a bake.
 func uncompressAll(blobs []string) (int64, error) {
 	var wg sync.WaitGroup
 	var mu sync.Mutex

@@ -22,8 +22,8 @@ var update = flag.Bool("update", false, "write what was made of others' types")
 
 const componentForms = "../../configs/kubeadm/componentforms.txt"
 
-// TestComponentForms checks that the schemas of kubelet's and kube-proxy's documents have the
-// fields of Kubernetes' own types.
+// TestComponentForms checks that the schemas of kubelet's and kube-proxy's documents have the same
+// fields as Kubernetes' own types.
 func TestComponentForms(t *testing.T) {
 	var lines []string
 	add := func(path, value string) { lines = append(lines, path+" "+value+"\n") }

@@ -24,8 +24,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// versions returns one release of each series in KnownContainerd, or the directory of existing
-// programs that EDGEBAKE_CONTAINERD names, for example a distribution's.
+// versions returns one release of each series in KnownContainerd. If EDGEBAKE_CONTAINERD names a
+// directory with programs, for example a distribution's, it returns only that directory.
 func versions() []string {
 	if dir := os.Getenv("EDGEBAKE_CONTAINERD"); dir != "" {
 		return []string{dir}
@@ -36,7 +36,7 @@ func versions() []string {
 	return []string{"1.7.35", configs.ExampleContainerd}
 }
 
-// programs compiles a release of containerd and puts its programs and a runc into one directory.
+// programs compiles a release of containerd, and returns a directory with its programs and a runc.
 func programs(t *testing.T, version string) string {
 	t.Helper()
 	bin := t.TempDir()
@@ -137,7 +137,7 @@ func start(t *testing.T, bin, dir string) *daemon {
 
 func (d *daemon) start() {
 	d.t.Helper()
-	// Paths of Unix sockets must be short, so the state is not below t.TempDir.
+	// The state is not below t.TempDir, because paths of Unix sockets must be short.
 	state, err := os.MkdirTemp("/run", "edgebake-oracle-")
 	if err != nil {
 		d.t.Fatal(err)
@@ -174,8 +174,8 @@ disabled_plugins = ["io.containerd.nri.v1.nri", "io.containerd.internal.v1.opt",
 	if err := d.cmd.Start(); err != nil {
 		d.t.Fatal(err)
 	}
-	// By default, a client that connects before the socket exists waits a second before it tries
-	// again, which would dominate the measured time.
+	// Retry soon. By default, a client that connects before the socket exists waits a second, which
+	// would dominate the measured time.
 	soon := grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1.2, MaxDelay: 100 * time.Millisecond}, MinConnectTimeout: 5 * time.Second}
 	d.conn, err = grpc.NewClient("unix://"+state+"/c.sock", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(soon))
 	if err != nil {
@@ -240,7 +240,7 @@ func (d *daemon) ctr(args ...string) string {
 	return string(out)
 }
 
-// images lists the images that kubelet would see: tag → pinned.
+// images lists the images that kubelet would see. Its values report whether an image is pinned.
 func (d *daemon) images() map[string]bool {
 	d.t.Helper()
 	r, err := d.img.ListImages(d.call(), &cri.ListImagesRequest{})
@@ -259,7 +259,7 @@ func (d *daemon) images() map[string]bool {
 	return m
 }
 
-// waitImage waits until the CRI plugin knows an image: it gets imported ones by an event.
+// waitImage waits until the CRI plugin has the image. It learns of imported images by an event.
 func (d *daemon) waitImage(image string) {
 	d.t.Helper()
 	for end := time.Now().Add(5 * time.Minute); ; time.Sleep(10 * time.Millisecond) {
@@ -276,7 +276,7 @@ func (d *daemon) waitImage(image string) {
 	}
 }
 
-// startPod starts a pod of one container and returns both ids.
+// startPod starts a pod of one container and returns both IDs.
 func (d *daemon) startPod(image, logs string, args ...string) (pod, container string) {
 	d.t.Helper()
 	d.waitImage(image)
@@ -378,7 +378,7 @@ func snapshotsOf(t *testing.T, s *store.State, ref string) []uint64 {
 	}
 	chain := ""
 	for _, b := range s.Blobs {
-		if digest[ref] != "" && digest[b.Digest] == digest[ref] { // the record named by the config
+		if digest[ref] != "" && digest[b.Digest] == digest[ref] { // this record is named by the config's digest
 			chain = b.Labels[store.LabelGCSnapshot]
 		}
 	}
@@ -393,8 +393,8 @@ func snapshotsOf(t *testing.T, s *store.State, ref string) []uint64 {
 	return ids
 }
 
-// TestContainerdRunsBakedStore starts real containerds on baked stores, and does what a kubelet
-// does over months.
+// TestContainerdRunsBakedStore starts real containerds on baked stores, and makes the requests that
+// a kubelet makes over months.
 func TestContainerdRunsBakedStore(t *testing.T) {
 	needRoot(t)
 	imgs := testImages(hello(t))
@@ -516,7 +516,7 @@ func tarOf(t *testing.T, dir string) string {
 	return out
 }
 
-// verifyDir checks a store that containerd has changed.
+// verifyDir verifies a store that containerd has changed.
 func verifyDir(t *testing.T, dir string) {
 	t.Helper()
 	f := store.DirFiles(dir)

@@ -18,7 +18,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// pinImages resolves test images from a new layout.
+// pinImages resolves test images, which it writes to a new layout.
 func pinImages(t *testing.T, c *fetch.Cache, o baker.Options, imgs ...imagetest.Image) []baker.Pinned {
 	t.Helper()
 	layout := filepath.Join(t.TempDir(), "layout")
@@ -49,8 +49,8 @@ func openCache(t *testing.T) *fetch.Cache {
 	return c
 }
 
-// TestContainerdRunsFromWrittenDisk starts containerd on a baked store in a file system written by
-// package ext4, like a machine.
+// TestContainerdRunsFromWrittenDisk starts containerd, as a machine does, on a baked store in a
+// file system written by package ext4.
 func TestContainerdRunsFromWrittenDisk(t *testing.T) {
 	needRoot(t)
 	desk.NeedProgram(t, "losetup", "mount")
@@ -89,7 +89,7 @@ func TestContainerdRunsFromWrittenDisk(t *testing.T) {
 	node.stop()
 }
 
-// TestImportContract processes the archives of mode import like firstboot.
+// TestImportContract imports the archives of mode import as firstboot does.
 func TestImportContract(t *testing.T) {
 	needRoot(t)
 	c, o := openCache(t), options()

@@ -14,8 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer/json"
 )
 
-// TestDocsOfKubernetes checks every Kubernetes document in the docs against its API types: no field
-// may be unknown, given twice or of another type.
+// TestDocsOfKubernetes checks every Kubernetes document in the docs against its API type: a field
+// must not be unknown, given twice or of another type.
 func TestDocsOfKubernetes(t *testing.T) {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{batchv1.AddToScheme, corev1.AddToScheme, rbacv1.AddToScheme} {

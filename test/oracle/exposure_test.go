@@ -13,12 +13,12 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// exposure matches the last line of systemd-analyze security, in tenths of a point: 0 means fully
-// confined, 100 not at all.
+// exposure matches the last line of systemd-analyze security. The rating 0.0 means fully confined,
+// 10.0 not confined at all.
 var exposure = regexp.MustCompile(`Overall exposure level for \S+: (\d+)\.(\d)`)
 
-// TestBenchExposure makes systemd rate what the services on a node could do if an attacker
-// controlled them. firstboot sets up the whole machine, so it keeps many permissions.
+// TestBenchExposure makes systemd rate how much an attacker who controls a node's service could do.
+// firstboot is confined little, because it sets up the whole machine.
 func TestBenchExposure(t *testing.T) {
 	desk.NeedProgram(t, "systemd-analyze", "systemd")
 	version, _, _ := strings.Cut(output(t, "systemd-analyze", "--version"), "\n")

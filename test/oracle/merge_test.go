@@ -15,8 +15,8 @@ import (
 	"github.com/edgebake/edgebake/test/imagetest"
 )
 
-// TestContainerdAfterMerge adds a new system's images to a node whose containerd has containers and
-// an image that it imported itself.
+// TestContainerdAfterMerge merges a new system's images into the store of a node whose containerd
+// has containers and an image that it imported itself.
 func TestContainerdAfterMerge(t *testing.T) {
 	needRoot(t)
 	program := hello(t)
@@ -81,8 +81,8 @@ func TestContainerdAfterMerge(t *testing.T) {
 }
 
 // TestContainerdAfterUpdate stages the images of another system's DATA partition while containerd
-// runs, as an update does, and merges them. All images are then pinned; kubelet may remove those
-// that lose their pin.
+// runs, as an update does, and merges them. Afterwards all images are pinned; kubelet may remove
+// those that lose their pin.
 func TestContainerdAfterUpdate(t *testing.T) {
 	needRoot(t)
 	program := hello(t)
@@ -173,7 +173,7 @@ func TestContainerdAfterUpdate(t *testing.T) {
 	}
 }
 
-// readData reads the store on a DATA partition with the images of a layout.
+// readData writes the images of a layout to a DATA partition, and reads its store.
 func readData(t *testing.T, layout string, refs ...string) *imageupdate.Images {
 	t.Helper()
 	r, c := bakeNodes(t, layout, options(), refs...)

@@ -23,8 +23,8 @@ import (
 	"golang.org/x/tools/txtar"
 )
 
-// beyondSchema lists the documents of testdata/bad whose errors a JSON schema cannot detect, and
-// why.
+// beyondSchema lists the documents of testdata/bad whose errors a JSON schema cannot detect. Values
+// are the reasons.
 var beyondSchema = map[string]string{
 	"cluster-certificate-validity-short":      "documents of kubeadm that follow",
 	"cluster-certificate-validity-unreadable": "documents of kubeadm that follow",
@@ -76,8 +76,8 @@ var beyondSchema = map[string]string{
 	"vip-taken":                               "fields compared with each other",
 }
 
-// TestSchemas checks that a schema rejects what validate rejects, as far as JSON schema can express
-// it, and accepts everything that validate accepts.
+// TestSchemas checks that a schema accepts all documents that validate accepts, and rejects all
+// others whose errors JSON schema can express.
 func TestSchemas(t *testing.T) {
 	schemas := compileSchemas(t)
 	bad, err := filepath.Glob("../../configs/testdata/bad/*.txtar")
@@ -161,10 +161,10 @@ func compileSchemas(t *testing.T) map[string]*jsonschema.Schema {
 	return schemas
 }
 
-// errNotJSON means that no schema applies to a document: it has no kind, or its YAML is broken.
+// errNotJSON means that no schema applies to a document: it has no kind, or its YAML is invalid.
 var errNotJSON = errors.New("not a document of ours")
 
-// checkSchema checks a document with the schema of its kind, like an editor.
+// checkSchema checks a document with the schema of its kind, as an editor does.
 func checkSchema(schemas map[string]*jsonschema.Schema, doc []byte) error {
 	var v any
 	d, err := configs.Read("x", doc)
@@ -186,7 +186,7 @@ func checkSchema(schemas map[string]*jsonschema.Schema, doc []byte) error {
 	return schema.Validate(instance)
 }
 
-// asText returns a value with text as the keys of mappings.
+// asText returns a value in which the keys of mappings are text.
 func asText(v any) any {
 	switch v := v.(type) {
 	case map[any]any:
@@ -209,7 +209,7 @@ func asText(v any) any {
 	return v
 }
 
-// documents returns all documents of the repository: the examples, and those of tests.
+// documents returns all documents in the repository: examples and those of tests.
 func documents(t *testing.T) map[string][]byte {
 	t.Helper()
 	out := map[string][]byte{}

@@ -41,7 +41,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// needRoot skips a test that only root can run, with a clear message. In CI it fails the test.
+// needRoot ends a test that only root can run: it is skipped on a developer's computer and fails in
+// CI.
 func needRoot(t *testing.T) {
 	t.Helper()
 	desk.NeedRoot(t, "it makes files of others")
@@ -53,7 +54,7 @@ func options() baker.Options {
 	return baker.Options{Arch: "amd64", ContainerdVersion: configs.ExampleContainerd, SourceDate: sourceDate}
 }
 
-// testImages are unpacked by both programs.
+// testImages returns the images that both edgebake and containerd unpack.
 func testImages(hello string) []imagetest.Image {
 	base := imagetest.Script(
 		imagetest.Dir("etc", 0o755, 0, 0),
@@ -114,7 +115,7 @@ func bakeNodes(t *testing.T, layout string, o baker.Options, refs ...string) (*b
 }
 
 // containerdImport unpacks a layout's images below root with containerd's own packages, and names
-// them like its CRI plugin.
+// them as its CRI plugin does.
 func containerdImport(ctx context.Context, root, layout string, keepLayers bool) error {
 	ctx = namespaces.WithNamespace(ctx, store.Namespace)
 	at := func(p string) string { return filepath.Join(root, p) }
@@ -262,7 +263,7 @@ func byKey(s *store.State) map[string]store.Snapshot {
 	return m
 }
 
-// compareStates compares two states except for times, sequence numbers, the schema's version, and
+// compareStates compares two states, without times, sequence numbers, the schema's version, and
 // sizes, which depend on the file system.
 func compareStates(t *testing.T, theirs, ours *store.State) {
 	t.Helper()
@@ -273,7 +274,7 @@ func compareStates(t *testing.T, theirs, ours *store.State) {
 		}
 		for _, b := range s.Blobs {
 			labels := maps.Clone(b.Labels)
-			// This label names the registry of a blob; ours have none.
+			// This label names the registry of a blob; edgebake's blobs have none.
 			maps.DeleteFunc(labels, func(k, _ string) bool { return strings.HasPrefix(k, "containerd.io/distribution.source") })
 			out = append(out, fmt.Sprintf("blob %s %d %s", b.Digest, b.Size, sorted(labels)))
 		}
@@ -305,8 +306,8 @@ func sorted(m map[string]string) string {
 	return strings.Join(out, " ")
 }
 
-// compareTrees compares two directories except for times that unpacking takes from the clock: those
-// of directories and whiteouts.
+// compareTrees compares two directories, without the times of directories and whiteouts, which
+// unpacking takes from the clock.
 func compareTrees(t *testing.T, theirs, ours string) (entries int) {
 	t.Helper()
 	a, b := describe(t, theirs), describe(t, ours)
@@ -382,7 +383,7 @@ func describe(t *testing.T, root string) map[string]string {
 		t.Fatal(err)
 	}
 	if strings.HasSuffix(root, "blobs") {
-		// Blob files have the time when they were written.
+		// Ignore the times of blob files, which are those of their writing.
 		for k, v := range out {
 			before, rest, ok := strings.Cut(v, " mtime ")
 			if ok {

@@ -1,8 +1,8 @@
 // Package pace skips long tests that would not end within the time of a run. A machine may be five
-// times slower than an idle one. Without this package, such a run would be killed in the middle of
-// a test, and all of its results would be lost.
+// times slower than an idle one, and a run that is killed in the middle of a test loses all of its
+// results.
 //
-// A run with a time limit sets two variables, as .ci/run does. Without them, every test runs,
+// A run with a time limit, such as .ci/run, sets two variables. Without them, every test runs,
 // however long it takes.
 package pace
 
@@ -22,13 +22,13 @@ const (
 	Until = "EDGEBAKE_UNTIL"
 	// Record is the name of a file with the times of this run's tests. A line has "ran", the name,
 	// the seconds on an idle machine, and the seconds here. For a skipped test it has "left"
-	// instead of "ran", and the seconds that the test would have taken.
+	// instead of "ran", and the estimated seconds.
 	Record = "EDGEBAKE_PACE"
 )
 
-// Takes declares the duration of a test on an idle machine with two processors. If the tests before
-// it show that it cannot end in time here, it is skipped with a message, which .ci/run repeats at
-// its end.
+// Takes declares the duration of a test on an idle machine with two processors. If the times of the
+// tests before it show that it cannot end in time here, it is skipped with a message, which .ci/run
+// repeats at its end.
 func Takes(t testing.TB, quiet time.Duration) {
 	t.Helper()
 	if testing.Short() {
@@ -63,8 +63,8 @@ func takes(t testing.TB, quiet time.Duration) {
 	record(t, file, quiet, start)
 }
 
-// Took records the time that other work has taken, and the time that it takes on an idle machine.
-// The next tests take it into account.
+// Took records the time that other work has taken here, and the time that it takes on an idle
+// machine. Later calls of Takes use it.
 func Took(name string, quiet, here time.Duration) error {
 	if _, limited, err := limit(); err != nil || !limited {
 		return err
@@ -83,7 +83,7 @@ func record(t testing.TB, file string, quiet time.Duration, start time.Time) {
 	})
 }
 
-// limit returns the time at which the run must end, if there is one.
+// limit returns the time at which the run must end. The bool is false if there is no limit.
 func limit() (time.Time, bool, error) {
 	s := os.Getenv(Until)
 	if s == "" {
@@ -99,11 +99,11 @@ func limit() (time.Time, bool, error) {
 	return time.Unix(sec, 0), true, nil
 }
 
-// took has the sums over all tests that have run.
+// took has the sums of the times of all tests that have run.
 type took struct{ quiet, here time.Duration }
 
-// factor returns how many times longer a test takes here than on an idle machine. It is at least 1,
-// because one fast test does not mean that the next is fast.
+// factor returns how many times longer tests take here than on an idle machine. It is at least 1,
+// because the next test may be slow even if the tests so far were fast.
 func (t took) factor() float64 {
 	if t.quiet <= 0 {
 		return 1

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// run reports whether a test of that length ran with that time left.
+// run reports whether a test with the duration quiet ran when left was the remaining time.
 func run(t *testing.T, quiet, left time.Duration) (ran bool) {
 	t.Helper()
 	t.Setenv(Until, strconv.FormatInt(time.Now().Add(left).Unix(), 10))

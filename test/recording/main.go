@@ -1,7 +1,7 @@
 // Command recording makes the picture of a terminal in the README, docs/demo.svg, from a real run:
 // an image is built and stamped, and a machine boots from it in QEMU and joins a small real
 // cluster. docs/demo.json has the output with its times. Run the command from the root of the
-// repository after `make demo`:
+// repository, after `make demo`:
 //
 //	go run ./test/recording          # record and draw
 //	go run ./test/recording -draw    # draw docs/demo.json again
@@ -90,8 +90,8 @@ const (
 	remark  kind = "remark"  // a line of this program
 )
 
-// recorder collects the events. Its commands and the machine may print at the same time, so access
-// is locked.
+// recorder collects the events. Access is locked, because commands and the machine may print at the
+// same time.
 type recorder struct {
 	mu     sync.Mutex
 	start  time.Time

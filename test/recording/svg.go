@@ -19,14 +19,13 @@ const (
 	titleBar      = 26.0
 )
 
-// Pauses in the picture, in seconds. They follow the durations of the commands, within these
-// limits.
+// Limits of the pauses in the picture, in seconds. Within them, a pause follows the real duration.
 const (
 	shortest, longest = 0.12, 1.0
 	typing            = 0.9 // pause after a command appears
 )
 
-// style is the style sheet. Lines appear one after the other; if the viewer prefers less motion,
+// style is the style sheet. Lines appear one after the other. If the viewer prefers reduced motion,
 // only the last screen is shown.
 const style = `
 text{font:%gpx ui-monospace,SFMono-Regular,Menlo,Consolas,"Liberation Mono","DejaVu Sans Mono",monospace;white-space:pre;fill:var(--fg)}
@@ -74,8 +73,7 @@ func render(events []event) []byte {
 	return b.Bytes()
 }
 
-// isResult matches those lines of the machine that have results. The picture omits its lines about
-// work and waiting.
+// isResult matches the machine's lines that have results. The picture omits its other lines.
 var isResult = regexp.MustCompile(`: done in |: as it should be$| is Ready$`)
 
 // layOut divides the events into rows, and returns the time at which the last row appears.
@@ -112,7 +110,7 @@ func layOut(events []event) (all []row, end float64) {
 	return all, at + 1
 }
 
-// wrap breaks a line at blanks. If there is none, it breaks the line at the terminal's width.
+// wrap breaks a line at blanks, or at the terminal's width if there is none.
 func wrap(text string) []string {
 	var out []string
 	indent := ""

@@ -12,7 +12,7 @@ import (
 	"unicode/utf8"
 )
 
-// TestPicture checks that README's picture matches the recording and uses no external files.
+// TestPicture checks that README's picture is drawn from the recording and uses no external files.
 func TestPicture(t *testing.T) {
 	var events []event
 	b, err := os.ReadFile("../../" + session)

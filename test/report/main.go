@@ -1,6 +1,6 @@
 // Command report runs `go test` with its arguments. It prints a line for each package, the output
-// of failed tests, and at the end the skipped tests and the ten slowest ones. However it ends, it
-// ends all processes that a test has started.
+// of failed tests, and at the end the skipped tests and the ten slowest ones. In the end it kills
+// all processes that tests have left running, even after an interrupt.
 package main
 
 import (
@@ -25,7 +25,7 @@ import (
 
 const (
 	slowest = 10
-	// grace is the time that go test and its tests get to end after an interrupt.
+	// grace is the time that go test and its tests have to end after an interrupt.
 	grace = 10 * time.Second
 )
 
@@ -36,8 +36,8 @@ func main() {
 }
 
 func run(ctx context.Context, out io.Writer, args []string) int {
-	// Make this process a subreaper: processes that a test leaves behind become its children, so
-	// that it can end them.
+	// Make this process a subreaper, so that processes that a test leaves behind become its
+	// children, which it can end.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		fmt.Fprintf(out, "ending the tests' processes: %v\n", err)
 		return 1
@@ -47,7 +47,7 @@ func run(ctx context.Context, out io.Writer, args []string) int {
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if os.Geteuid() == 0 {
-		cmd.SysProcAttr.Unshareflags = syscall.CLONE_NEWNS // mounts that tests make end with them
+		cmd.SysProcAttr.Unshareflags = syscall.CLONE_NEWNS // tests' mounts end with them
 	}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGINT) }
 	cmd.WaitDelay = grace
@@ -76,8 +76,8 @@ func run(ctx context.Context, out io.Writer, args []string) int {
 	return 0
 }
 
-// endChildren kills all processes below this one. The children of a killed process become children
-// of this process, so it repeats until none is left.
+// endChildren kills all processes below this one. It repeats until none is left, because the
+// children of a killed process become children of this one.
 func endChildren() {
 	children := func() []int {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/children", os.Getpid()))
@@ -188,7 +188,7 @@ func (r *report) add(e event) {
 }
 
 func (r *report) endPackage(e event, output []string) {
-	if e.Action == "fail" { // no test is named after a panic or a timeout
+	if e.Action == "fail" { // after a panic or a timeout, no test is named
 		for key, lines := range r.output {
 			if strings.HasPrefix(key, e.Package+" ") {
 				delete(r.output, key)

@@ -55,7 +55,7 @@ FAILED: c
 	}
 }
 
-// TestEndChildren checks that a process left behind by a test in its own session is ended.
+// TestEndChildren checks that a process that a test left behind in its own session is ended.
 func TestEndChildren(t *testing.T) {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		t.Fatal(err)

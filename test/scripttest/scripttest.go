@@ -1,5 +1,5 @@
-// Package scripttest runs script tests of a command: archives in testdata/script, in the language
-// of testscript, which contain terminal sessions as files. For tests only.
+// Package scripttest runs script tests of a command: archives in testdata/script in testscript's
+// language, whose files can be terminal sessions. For tests only.
 package scripttest
 
 import (
@@ -25,8 +25,8 @@ import (
 
 var update = flag.Bool("update", false, "write what the commands print now into the scripts")
 
-// Dropped is a key in testscript.Env.Values. Its value is a *regexp.Regexp that matches text to
-// omit from sessions.
+// Dropped is a key of testscript.Env.Values. Its value is a *regexp.Regexp for text that is omitted
+// from sessions.
 const Dropped = "dropped"
 
 // Command is a command that scripts can use.
@@ -175,7 +175,7 @@ var (
 	moments = regexp.MustCompile(`\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ`)
 )
 
-// steady replaces text that differs between runs by names.
+// steady replaces text that differs between runs, such as paths, by names.
 func steady(ts *testscript.TestScript, said string) string {
 	bin, _, _ := strings.Cut(os.Getenv("PATH"), string(os.PathListSeparator)) // testscript's directory with the commands
 	said = strings.NewReplacer(ts.Getenv("WORK"), "$WORK", bin, "$BIN").Replace(said)

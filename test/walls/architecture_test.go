@@ -14,8 +14,8 @@ import (
 	"testing"
 )
 
-// reveals lists the files that read the value of a Secret, and why. A secret can leak at each of
-// these places, so add one only after careful thought.
+// reveals lists the files that read the value of a Secret, with the reason. A secret can leak at
+// each of these places, so be careful with additions.
 var reveals = map[string]string{
 	"configs/strict/encode.go":        "the slot, where all secrets of a Site are",
 	"configs/parse_inventory.go":      "an Inventory's token, into each machine's Site",
@@ -50,7 +50,7 @@ var reveals = map[string]string{
 	"cluster/mint/write.go":           "how large the manifests are",
 }
 
-// TestReveals checks that this list is complete, as ARCHITECTURE.md claims.
+// TestReveals checks that reveals is complete, as ARCHITECTURE.md claims.
 func TestReveals(t *testing.T) {
 	found := map[string]string{}
 	eachGoFile(t, func(rel string, at func(ast.Node) token.Position, f *ast.File) {
@@ -76,7 +76,7 @@ func TestReveals(t *testing.T) {
 	}
 }
 
-// section returns the text of ARCHITECTURE.md from these words to the next blank line.
+// section returns the text of ARCHITECTURE.md from words to the next blank line.
 func section(t *testing.T, words string) string {
 	t.Helper()
 	text, err := os.ReadFile("../../ARCHITECTURE.md")
@@ -91,8 +91,8 @@ func section(t *testing.T, words string) string {
 	return after
 }
 
-// TestSharedPackages checks the list in ARCHITECTURE.md of packages that builder shares with a
-// node's programs.
+// TestSharedPackages checks ARCHITECTURE.md's list of packages that builder shares with a node's
+// programs.
 func TestSharedPackages(t *testing.T) {
 	carried := func(prefix string) map[string]bool {
 		all := map[string]bool{}
@@ -126,8 +126,8 @@ func TestSharedPackages(t *testing.T) {
 	}
 }
 
-// TestKernelInterfaces checks that only one file of ipvs/kernel uses netlink, and only one the paths of
-// /proc.
+// TestKernelInterfaces checks that in ipvs/kernel only one file uses netlink, and only one the
+// paths of /proc/net.
 func TestKernelInterfaces(t *testing.T) {
 	users := map[string][]string{}
 	eachGoFile(t, func(rel string, _ func(ast.Node) token.Position, f *ast.File) {
@@ -161,8 +161,8 @@ func TestKernelInterfaces(t *testing.T) {
 	}
 }
 
-// trees lists the files that read documents as trees, which yamltree checks before decoding, and
-// those that decode single values.
+// trees lists the files that decode YAML documents or single values. Documents are decoded as
+// trees, which yamltree checks first.
 var trees = map[string]string{
 	"configs/yamltree/foreign.go": "checks each tree first",
 	"configs/yamltree/objects.go": "single values",
@@ -176,8 +176,8 @@ var trees = map[string]string{
 	"cluster/mint/mint.go":        "JSON",
 }
 
-// TestYAMLIsChecked checks that documents are decoded through yamltree. Package yaml compares each
-// key of a mapping with all others and has an error for every equal pair; yamltree limits that.
+// TestYAMLIsChecked checks that documents are decoded through yamltree, which limits mappings:
+// package yaml compares each key with all others and adds an error for every equal pair.
 func TestYAMLIsChecked(t *testing.T) {
 	used := map[string]bool{}
 	eachGoFile(t, func(rel string, at func(ast.Node) token.Position, f *ast.File) {
@@ -216,8 +216,8 @@ func TestYAMLIsChecked(t *testing.T) {
 	}
 }
 
-// TestStreamsArePrintable checks that the programs print through printable.To: a terminal obeys
-// control characters, which certificates, sticks, disks and servers may contain.
+// TestStreamsArePrintable checks that the programs print through printable.To, because terminals
+// obey control characters, which certificates, sticks, disks and servers may contain.
 func TestStreamsArePrintable(t *testing.T) {
 	wrapped := map[string]bool{"cmd/internal/console/streams.go": false, "cmd/firstboot/cli.go": false, "cmd/ipvscare/run.go": false}
 	eachGoFile(t, func(rel string, at func(ast.Node) token.Position, f *ast.File) {

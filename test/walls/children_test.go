@@ -8,12 +8,12 @@ import (
 	"testing"
 )
 
-// children are the packages that run on an operator's computer, where passwords and tokens may be
-// in the environment. Only procgroup may make commands for them.
+// children are the packages that run on an operator's computer, whose environment may have
+// passwords and tokens. Only procgroup may start programs for them.
 var children = []string{"builder/", "cmd/edgebake/", "installer/", "packaging/"}
 
-// TestSecretsStayWithUs checks that programs that edgebake starts, which run scripts of others, do
-// not get its variables.
+// TestSecretsStayWithUs checks that the programs that edgebake starts do not get its environment
+// variables, because they run other people's scripts.
 func TestSecretsStayWithUs(t *testing.T) {
 	eachGoFile(t, func(rel string, at func(ast.Node) token.Position, f *ast.File) {
 		ours := slices.ContainsFunc(children, func(p string) bool { return strings.HasPrefix(rel, p) })

@@ -15,8 +15,8 @@ import (
 // everywhere are the packages that every Debian machine with Go and this repository has.
 var everywhere = []string{"apt", "coreutils", "dpkg", "git", "mount", "util-linux"}
 
-// TestNeededProgramsAreInstalled checks that `make test` installs all programs that tests request
-// from test/desk, so that no test fails on a new machine.
+// TestNeededProgramsAreInstalled checks that test/deps/install.sh installs all programs that tests
+// request from test/desk, so that no test fails on a new machine.
 func TestNeededProgramsAreInstalled(t *testing.T) {
 	script, err := os.ReadFile("../deps/install.sh")
 	if err != nil {

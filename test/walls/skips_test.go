@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// skips lists the tests that are skipped even in CI, and why that is acceptable. All others use
+// skips lists the files with tests that are skipped even in CI, and the reason. All others use
 // test/desk, which fails them in CI.
 var skips = map[string]string{
 	"ondisk/ext4/ext4_test.go":          "two long parts, with -short, which CI does not say",
@@ -28,7 +28,7 @@ var skips = map[string]string{
 	"test/oracle/bench_test.go":         "measurements, which `make bench` runs",
 }
 
-// TestNothingIsSkippedSilently finds each call of Skip in our tests.
+// TestNothingIsSkippedSilently finds each call of Skip in the repository's tests.
 func TestNothingIsSkippedSilently(t *testing.T) {
 	seen := map[string]bool{}
 	eachGoFile(t, func(rel string, at func(ast.Node) token.Position, f *ast.File) {
@@ -54,8 +54,8 @@ func TestNothingIsSkippedSilently(t *testing.T) {
 	}
 }
 
-// eachGoFile parses each Go file of the repository, including tests. rel is its path; at returns
-// the position of a node.
+// eachGoFile parses each Go file of the repository, including tests. rel is its path, and at
+// returns the position of a node.
 func eachGoFile(t *testing.T, f func(rel string, at func(ast.Node) token.Position, file *ast.File)) {
 	t.Helper()
 	const root = "../.."

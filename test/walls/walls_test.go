@@ -1,6 +1,6 @@
 // Package walls tests which package may import which, as described in ARCHITECTURE.md. The rules
-// keep the programs on a node small, the core free of effects, and each foreign module in one
-// package.
+// keep the programs on a node small and the core free of side effects, and confine each foreign
+// module to one package.
 package walls
 
 import (
@@ -14,8 +14,8 @@ import (
 
 const self = "github.com/edgebake/edgebake"
 
-// mayImport lists, for each package of this module, which other packages of the module it may
-// import. A name that ends in /... includes all packages below it.
+// mayImport lists the packages of this module that each package may import. A name that ends in
+// /... includes all packages below it.
 var mayImport = map[string][]string{
 	"configs":            {"ondisk", "configs/strict", "configs/yamltree", "configs/forms", "configs/kubeadm", "configs/manifest", "configs/ignition", "openyurt", "configs/imageref", "configs/templates"},
 	"configs/clusterdoc": {"configs", "configs/forms", "configs/kubeadm", "configs/strict", "configs/yamltree", "openyurt"},
@@ -35,8 +35,8 @@ var mayImport = map[string][]string{
 	"ondisk/file":        {},
 	"configs/printable":  {},
 	"configs/joined":     {},
-	// Packages that builder and node share are outside of builder, of which the node has no
-	// package.
+	// Packages that builder and the node's programs share are outside of builder, from which the
+	// node's programs import nothing.
 	"ondisk/tree":        {},
 	"configs/yamltree":   {},
 	"ondisk/seekable":    {},
@@ -72,8 +72,8 @@ var mayImport = map[string][]string{
 	"overlays":          {"openyurt", "configs", "ondisk", "ondisk/tree"},
 	"overlays/siteconf": {"configs/ignition", "configs/forms", "openyurt", "configs", "ondisk", "configs/kubeadm", "configs/templates"},
 	// First boot: run is above machine, member above run, then network, site and kubeadm in this
-	// order. join, hub and controlplane are above those, and not above each other; update is above
-	// controlplane. The lists of phases are above all.
+	// order. join, hub and controlplane are above those and independent of each other; update is
+	// above controlplane. The lists of phases are above all.
 	"firstboot":              {"openyurt", "configs", "ondisk", "ondisk/slot", "overlays/siteconf", "cluster/api", "firstboot/controlplane", "firstboot/hub", "firstboot/join", "firstboot/kubeadm", "firstboot/machine", "firstboot/member", "firstboot/network", "firstboot/run", "firstboot/site", "firstboot/update"},
 	"firstboot/controlplane": {"configs", "configs/manifest", "configs/yamltree", "ondisk", "ondisk/file", "overlays/siteconf", "cluster/api", "firstboot/etcdmember", "firstboot/kubeadm", "firstboot/machine", "firstboot/member", "firstboot/network", "firstboot/run", "firstboot/site"},
 	"firstboot/hub":          {"openyurt", "configs", "ondisk", "cluster/api", "firstboot/kubeadm", "firstboot/machine", "firstboot/member", "firstboot/network", "firstboot/run", "firstboot/site"},
@@ -91,8 +91,8 @@ var mayImport = map[string][]string{
 	"firstboot/machine":      {"ondisk", "ondisk/slot", "ondisk/tree", "overlays/siteconf", "cluster/api", "firstboot/beneath", "firstboot/facts"},
 	"firstboot/run":          {"configs", "configs/printable", "ondisk", "firstboot/machine"},
 	"firstboot/...":          {"configs/ignition", "configs/printable", "overlays/siteconf", "firstboot/beneath"},
-	// The installer runs on the machine before it is a node: it flashes like edgebake, and reads
-	// the machine's facts like first boot.
+	// The installer runs on a machine that is not a node yet. It flashes as edgebake does, and
+	// reads the machine's facts as first boot does.
 	"installer":          {"firstboot/efivar", "builder/procgroup", "builder/transfer", "builder/media", "builder/device", "firstboot/facts", "firstboot/console", "overlays/siteconf", "configs", "ondisk"},
 	"ipvs":               {"ipvs/files", "ipvs/kernel", "ipvs/probe", "ondisk", "configs/printable"},
 	"ipvs/files":         {"ondisk", "ondisk/file"},
@@ -126,7 +126,7 @@ var onlyImporters = map[string][]string{
 }
 
 // forbiddenDeps lists the packages on which a program must not depend, even indirectly. A name
-// includes all that begin with it.
+// includes all packages that begin with it.
 var forbiddenDeps = map[string][]string{
 	"cmd/firstboot": {self + "/builder", self + "/firstboot/worldtest", "k8s.io/client-go", "filippo.io/age", "github.com/diskfs/go-diskfs", "github.com/google/go-containerregistry"},
 	"cmd/installer": {self + "/builder/fetch", self + "/builder/images", "k8s.io/client-go", "filippo.io/age", "github.com/spf13/cobra", "github.com/google/go-containerregistry"},
@@ -162,7 +162,7 @@ func list(t *testing.T) []pkg {
 	return pkgs
 }
 
-// matches reports whether name is one of the patterns.
+// matches reports whether a name matches one of the patterns.
 func matches(patterns []string, name string) bool {
 	return slices.ContainsFunc(patterns, func(p string) bool {
 		root, tree := strings.CutSuffix(p, "...")
@@ -171,7 +171,7 @@ func matches(patterns []string, name string) bool {
 }
 
 // entryOf returns the key in mayImport for a package: its own name, or else the longest matching
-// pattern; "" if there is none.
+// pattern, or "".
 func entryOf(name string) string {
 	if _, ok := mayImport[name]; ok {
 		return name
@@ -339,7 +339,7 @@ func TestEntriesExist(t *testing.T) {
 	}
 }
 
-// TestMatching tests the matching on which the tables above depend.
+// TestMatching tests the function matches, on which the tests above depend.
 func TestMatching(t *testing.T) {
 	for _, c := range []struct {
 		pattern, name string

@@ -14,8 +14,8 @@ import (
 	"sync"
 )
 
-// cache stores the responses for each component on disk. It has a directory for each collection
-// (path and selectors) that the component has read, with a file for each object.
+// cache stores the responses for each component on disk. Each collection (path and selectors) that
+// the component has read has a directory, with a file for each object.
 type cache struct {
 	dir string
 	mu  sync.Mutex
@@ -41,7 +41,7 @@ type list struct {
 	Items []json.RawMessage `json:"items"`
 }
 
-// collection returns the directory for a list or watch. It depends on the path and the selectors,
+// collection returns the directory for a list or a watch. It depends on the path and the selectors,
 // but not on paging or watching.
 func (c *cache) collection(component string, u *url.URL) string {
 	q := u.Query()
@@ -108,7 +108,7 @@ func (c *cache) file(dir string, o *object) string {
 	return filepath.Join(dir, o.Metadata.Namespace+"_"+o.Metadata.Name+".json")
 }
 
-// put stores an item of a list. An item has no kind, but a stored object must have one.
+// put stores an item of a list. It adds the kind, which an item lacks but a stored object needs.
 func (c *cache) put(dir string, raw json.RawMessage, apiVersion, kind string) error {
 	var o object
 	if err := json.Unmarshal(raw, &o); err != nil {
@@ -165,7 +165,7 @@ func (c *cache) event(dir string, line []byte) error {
 	return nil
 }
 
-// items returns the objects of a collection. ok reports whether the collection was ever read.
+// items returns the objects of a collection. ok reports whether the collection was read before.
 func (c *cache) items(dir string) (l list, ok bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -202,7 +202,7 @@ func (p *proxy) getCached(component string, u *url.URL) ([]byte, error) {
 	if err == nil {
 		return b, nil
 	}
-	// The object itself may not be cached, because it was received only in a list or a watch.
+	// If the object itself is not cached, it may be in a list or a watch that was received.
 	name := filepath.Base(u.Path)
 	parent := &url.URL{Path: filepath.Dir(u.Path), RawQuery: url.Values{"fieldSelector": {"metadata.name=" + name}}.Encode()}
 	l, ok, lerr := p.cache.items(p.cache.collection(component, parent))

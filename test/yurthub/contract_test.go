@@ -32,15 +32,15 @@ import (
 )
 
 // TestContract drives the stand-in through bootstrap, normal service, loss of every server, and a
-// restart without any server. It compares the responses with the transcript of the real program of
+// restart without any server, and compares the responses with the real program's transcript for
 // each version. To record a transcript, set YURTHUB_BINARY to the real program and YURTHUB_STAND_IN
 // to its version.
 func TestContract(t *testing.T) {
 	transcript := func(version string) string { return "testdata/transcripts/yurthub-" + version + ".txt" }
 	if program := os.Getenv("YURTHUB_BINARY"); program != "" {
 		version := os.Getenv("YURTHUB_STAND_IN")
-		// The real program recognizes its own requests only if it has this name; otherwise it
-		// rejects them forever.
+		// The real program must have this name: otherwise it does not recognize its own requests,
+		// and rejects them forever.
 		bin := filepath.Join(t.TempDir(), "yurthub")
 		if err := os.Symlink(program, bin); err != nil {
 			t.Fatal(err)
@@ -77,7 +77,7 @@ func drive(t *testing.T, bin, version string) string {
 		t.Logf(format, args...)
 	}
 
-	// Arguments that are rejected at once.
+	// These arguments are rejected at once.
 	good := []string{"--node-name=edge1", "--nodepool-name=shops", "--node-ip=127.0.0.1", "--server-addr=https://127.0.0.1:1", "--bootstrap-file=/nonexistent/bootstrap"}
 	type start struct {
 		name string
@@ -141,7 +141,7 @@ func drive(t *testing.T, bin, version string) string {
 	h.until("/v1/healthz", "200 OK")
 	say("health with both certificates: %s", h.health("/v1/healthz"))
 
-	// Ready requires ConfigMaps and NodePools, the latter in only one version.
+	// Readiness requires ConfigMaps and NodePools, the latter in only one version.
 	say("ready without the right to list configmaps: %s", h.settled("/v1/readyz"))
 	say("request while not ready: %s", h.get("kubelet/v1.36.3", "/api/v1/nodes/edge1"))
 	api.allow("configmaps")
@@ -152,7 +152,7 @@ func drive(t *testing.T, bin, version string) string {
 	h.until("/v1/readyz", "200 OK")
 	say("ready with both: %s", h.health("/v1/readyz"))
 
-	// Normal service.
+	// This is normal service.
 	h.until2("kubelet/v1.36.3", "/api/v1/nodes/edge1", "200 edge1")
 	say("kubelet gets its node: %s", h.get("kubelet/v1.36.3", "/api/v1/nodes/edge1"))
 	say("kubelet lists its node: %s", h.get("kubelet/v1.36.3", "/api/v1/nodes?fieldSelector=metadata.name%3Dedge1&limit=500&resourceVersion=0"))
@@ -167,7 +167,7 @@ func drive(t *testing.T, bin, version string) string {
 	}
 	say("kubelet's lease: %s", h.send("kubelet/v1.36.3", "PUT", leasePath, lease))
 
-	// All servers are down.
+	// Now all servers are down.
 	time.Sleep(time.Second)
 	api.stop()
 	h.until2("curl/8", "/api/v1/nodes/edge1", "400")
@@ -181,7 +181,7 @@ func drive(t *testing.T, bin, version string) string {
 	say("offline, kubelet's lease: %s", h.send("kubelet/v1.36.3", "PUT", leasePath, lease))
 	say("offline, a watch: %s", h.watch("/api/v1/pods?fieldSelector=spec.nodeName%3Dedge1&watch=true&timeoutSeconds=300&resourceVersion=10"))
 
-	// A restart without any server and without the token.
+	// Restart without any server and without the token.
 	h.stop()
 	h.noToken = true
 	h.start(api.addr)
@@ -191,7 +191,7 @@ func drive(t *testing.T, bin, version string) string {
 	say("restarted offline, kubelet lists its pods: %s", h.get("kubelet/v1.36.3", "/api/v1/pods?fieldSelector=spec.nodeName%3Dedge1&limit=500&resourceVersion=0"))
 	h.stop()
 
-	// A server list that no longer has the server in yurthub.conf.
+	// The server list does not have the server in yurthub.conf any more.
 	say("identity before: %v", fileExists(filepath.Join(root, "pki", "yurthub-current.pem")))
 	h.start("127.0.0.1:1")
 	deadline := time.Now().Add(2 * time.Minute)
@@ -287,8 +287,8 @@ func (h *hub) fatal(what, last string) {
 	h.t.Fatalf("%s did not come; last: %s\nlog:\n%s", what, last, b[max(0, len(b)-6000):])
 }
 
-// settled returns the response of the health port after it has not changed for two seconds. The
-// stand-in retries every second.
+// settled returns the response of the health port once it has been the same for two seconds,
+// because the stand-in retries every second.
 func (h *hub) settled(path string) string {
 	h.t.Helper()
 	deadline := time.Now().Add(3 * time.Minute)
@@ -386,7 +386,7 @@ func (h *hub) do(c *http.Client, agent, method, url, body string) string {
 	return sum
 }
 
-// watch reports whether a watch is accepted and then silent.
+// watch reports whether a watch is accepted and then stays silent.
 func (h *hub) watch(path string) string {
 	ctx, cancel := context.WithTimeout(h.t.Context(), time.Minute)
 	defer cancel()
@@ -406,7 +406,7 @@ func (h *hub) watch(path string) string {
 	return fmt.Sprintf("%d, open and silent: %v", resp.StatusCode, n == 0 && err != nil && ctx.Err() != nil)
 }
 
-// api has the parts of an API server that yurthub needs.
+// api is an API server with only the parts that yurthub needs.
 type api struct {
 	t      *testing.T
 	addr   string
@@ -584,8 +584,8 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return map[string]any{"apiVersion": "v1", "kind": kind, "metadata": map[string]any{"name": name, "namespace": ns, "uid": name, "resourceVersion": "5"}}
 	}
 	node := object("Node", "", "edge1")
-	// The real program sets this condition through the server. Without a server it fails the
-	// request if it would have to set it.
+	// The real program sets this condition through the server. Without a server, it fails any
+	// request for a Node that lacks the condition.
 	node["status"] = map[string]any{"conditions": []any{map[string]any{"type": "Autonomy", "status": "False"}}}
 	p := r.URL.Path
 	switch {
@@ -612,7 +612,7 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 				}
 			}
 			if isWatch(r) {
-				// The client gets the certificate by listing again.
+				// Do not send events: the client gets the certificate by listing again.
 				w.Header().Set("Content-Type", "application/json")
 				w.WriteHeader(200)
 				w.(http.Flusher).Flush()
@@ -638,7 +638,7 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		case r.Method == "GET":
 			answer(200, a.leases)
 		default:
-			// The real program sends protobuf, whose content does not matter.
+			// Ignore the content, which is protobuf from the real program.
 			a.leases = map[string]any{
 				"apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
 				"metadata": map[string]any{"name": "edge1", "namespace": "kube-node-lease", "resourceVersion": fmt.Sprint(time.Now().UnixNano())},
@@ -696,7 +696,7 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // protobufCSR returns the spec of a CertificateSigningRequest in Kubernetes' protobuf encoding:
-// four magic bytes, then an envelope whose field 2 is the object; field 2 of that is the spec, with
+// four magic bytes, then an envelope whose field 2 is the object, whose field 2 is the spec, with
 // request 1, usages 5, signerName 7.
 func protobufCSR(b []byte) (spec csrSpec, ok bool) {
 	b, ok = bytes.CutPrefix(b, []byte("k8s\x00"))

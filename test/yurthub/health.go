@@ -14,7 +14,7 @@ import (
 )
 
 // health probes every server by renewing the node's lease. A server becomes unhealthy after one
-// failed probe, and healthy again after two successful ones. In cloud mode no server is probed.
+// failed probe, and healthy again after two successful ones. In cloud mode it probes no server.
 type health struct {
 	o      *options
 	client *http.Client
@@ -107,7 +107,7 @@ func (h *health) renew(ctx context.Context, s *url.URL) error {
 	}
 	lease["spec"] = spec
 	status, err = h.call(ctx, method, u, lease, nil)
-	// A conflict means that another probe was faster, but the server has responded.
+	// On a conflict another probe was faster, but the server has answered.
 	if err == nil && status >= 300 && status != http.StatusConflict {
 		err = fmt.Errorf("renewing the lease: status %d", status)
 	}

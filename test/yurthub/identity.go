@@ -39,8 +39,8 @@ type identity struct {
 	server *tls.Certificate
 	ca     *x509.CertPool
 	caPEM  []byte
-	// via is the server named in kubelet.conf or yurthub.conf. The request for the serving
-	// certificate is sent to it, not through the load balancer.
+	// via is the server named in kubelet.conf or yurthub.conf. It gets the request for the serving
+	// certificate, which does not go through the load balancer.
 	via       *url.URL
 	sni       string
 	bootstrap *kubeconfig
@@ -165,7 +165,7 @@ func (id *identity) addCA(b []byte, path string) error {
 // obtain requests missing certificates, and returns when both exist.
 func (id *identity) obtain(ctx context.Context) error {
 	if id.client == nil {
-		// Save it before the certificate exists, as the real program does.
+		// Save the identity before the certificate exists, as the real program does.
 		if err := id.saveHubConf(); err != nil {
 			return err
 		}
@@ -213,7 +213,7 @@ current-context: default
 	return os.WriteFile(filepath.Join(id.o.rootDir, "yurthub.conf"), []byte(conf), 0o600)
 }
 
-// requester returns a client for the server via. It uses the node's certificate or the bootstrap
+// requester returns a client for the server via, with the node's certificate or the bootstrap
 // token.
 func (id *identity) requester() *http.Client {
 	return &http.Client{Timeout: 10 * time.Second, Transport: id.transport(id.sni)}
@@ -234,7 +234,7 @@ func (id *identity) transport(sni string) http.RoundTripper {
 	t := &http.Transport{
 		TLSClientConfig: &tls.Config{RootCAs: id.ca, ServerName: sni},
 		DialContext:     (&net.Dialer{Timeout: 5 * time.Second, KeepAlive: 5 * time.Second}).DialContext,
-		// kubelet must get the API server's bytes as they are, so do not decompress them.
+		// kubelet must get the API server's bytes unchanged, so do not decompress them.
 		DisableCompression: true,
 		ForceAttemptHTTP2:  true,
 	}
@@ -270,7 +270,8 @@ type csrSpec struct {
 
 const csrPath = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 
-// request requests a certificate, and repeats that until it is issued or ctx ends.
+// request requests a certificate, and repeats the request until the certificate is issued or ctx
+// ends.
 func (id *identity) request(ctx context.Context, c *http.Client, signer string, template *x509.CertificateRequest, usages []string, name string) (*tls.Certificate, error) {
 	if err := os.MkdirAll(id.o.pki(""), 0o700); err != nil {
 		return nil, err
@@ -322,7 +323,7 @@ func (id *identity) request(ctx context.Context, c *http.Client, signer string, 
 	}
 }
 
-// csr creates the certificate request. If name is not empty, it reads the existing request instead.
+// csr creates a certificate request, or reads the existing one if name is not empty.
 func (id *identity) csr(ctx context.Context, c *http.Client, name string, body []byte) (*csr, error) {
 	method, path, r := http.MethodPost, csrPath, io.Reader(bytes.NewReader(body))
 	if name != "" {

@@ -1,6 +1,6 @@
-// Command yurthub is a stand-in for OpenYurt's yurthub, for tests only, because CI can reach
-// neither a registry nor OpenYurt's module. It implements the parts of yurthub 1.7 on which a node
-// built by edgebake depends:
+// Command yurthub is a stand-in for OpenYurt's yurthub, for tests only. It exists because CI can
+// reach neither a registry nor OpenYurt's module. It implements the parts of yurthub 1.7 on which a
+// node built by edgebake depends:
 //
 //   - It has the same flags, and the same ones are required.
 //   - It opens no port before both certificates exist, and gives up after four minutes
@@ -16,16 +16,16 @@
 //
 // With YURTHUB_STAND_IN=v1.6.1 in its environment, as in the container image made by test/images,
 // it behaves like a version before 1.7: no --node-ip, no port 10269, and no node pool required. If
-// the program ip is missing, as in that image, it makes no dummy interface, and serves pods on the
+// the program ip is missing, as in that image, it makes no dummy interface and serves pods on the
 // loopback address.
 //
-// One difference: if the Autonomy condition of a node was never set through a server, the real
-// program answers requests for the node's own Node with 500 while offline. This program serves the
-// cache.
+// One difference remains: if the Autonomy condition of a node was never set through a server, the
+// real program answers offline requests for the node's own Node with 500, while this program serves
+// the cache.
 //
 // It has no filters, no multiplexing, no leaders of node pools, no tenants and no garbage
-// collection. testdata/transcripts has the real program's answers to the same test driver. The
-// tests compare this program's answers with them.
+// collection. testdata/transcripts has the real program's answers to the same test driver, with
+// which the tests compare this program's.
 package main
 
 import (
@@ -45,7 +45,7 @@ import (
 	"time"
 )
 
-// options are the flags of yurthub. Those that have no effect here are accepted too.
+// options are the flags of yurthub, including those that have no effect here.
 type options struct {
 	nodeName, nodePool, nodeIP     string
 	servers                        []*url.URL
@@ -171,7 +171,7 @@ func (o *options) check(serverAddr string) error {
 	return nil
 }
 
-// defaultAddress returns the source address that the default route gives.
+// defaultAddress returns the source address of the default route.
 func defaultAddress() (string, error) {
 	c, err := net.Dial("udp", "192.0.2.1:9")
 	if err != nil {

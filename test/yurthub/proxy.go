@@ -21,7 +21,7 @@ import (
 	"time"
 )
 
-// proxy serves kubelet and pods: from a healthy server or, if there is none, from the cache.
+// proxy serves kubelet and pods from a healthy server or, if there is none, from the cache.
 type proxy struct {
 	o      *options
 	id     *identity
@@ -40,8 +40,8 @@ func (p *proxy) missing() string {
 	return ""
 }
 
-// sync waits until everything that the informers of the real program need can be listed. After a
-// restart without a reachable server, it uses the cache.
+// sync waits until everything that the real program's informers need can be listed. After a restart
+// without a reachable server, it uses the cache.
 func (p *proxy) sync(ctx context.Context) {
 	c := &http.Client{Timeout: 5 * time.Second, Transport: p.id.transport("")}
 	need := []struct{ path, missing string }{
@@ -164,7 +164,7 @@ func isWatch(r *http.Request) bool {
 	return w == "true" || w == "1"
 }
 
-// isCollection reports whether a path, by its form, is that of a list and not of a single object.
+// isCollection reports whether a path has the form of a list's path, not of a single object's.
 func isCollection(path string) bool {
 	parts := strings.Split(strings.Trim(path, "/"), "/")
 	if len(parts) > 0 && parts[0] == "api" {
@@ -183,14 +183,14 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		status(w, http.StatusServiceUnavailable, "ServiceUnavailable", m)
 		return
 	}
-	// kubelet need not renew its lease: the health probes do.
+	// Answer kubelet's renewals of its lease here, because the health probes renew it.
 	if component(r) == "kubelet" && strings.HasPrefix(r.URL.Path, "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/") &&
 		r.Method == http.MethodPut && p.o.workingMode == "edge" {
 		echo(w, r, http.StatusOK)
 		return
 	}
-	// Before 1.7, yurthub answers lists of Services itself, and selects only by name. So kubelet
-	// 1.31 and later never gets the list for which it waits.
+	// Before 1.7, yurthub answers lists of Services itself and selects only by name, so kubelet
+	// 1.31 and later waits for its list forever.
 	if r.URL.Path == "/api/v1/services" && p.o.before17 && strings.Contains(r.URL.Query().Get("fieldSelector"), "spec.") {
 		status(w, http.StatusInternalServerError, "InternalError", "spec.clusterIP is not a known field selector")
 		return
@@ -201,7 +201,7 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if cacheable(r) {
-		// The cache needs JSON, which every client accepts too.
+		// The cache needs JSON, which every client also accepts.
 		r.Header.Set("Accept", "application/json")
 	}
 	p.backend(s).ServeHTTP(w, r)
@@ -260,7 +260,7 @@ func (p *proxy) keep(resp *http.Response, r *http.Request) error {
 	return write(p.cache.single(component(r), r.URL), b)
 }
 
-// watchTee calls line with each line of a watch, after the client has received that line.
+// watchTee calls line with each line of a watch, after the client has received it.
 type watchTee struct {
 	io.ReadCloser
 	buf  []byte
@@ -332,9 +332,9 @@ func (p *proxy) cached(w http.ResponseWriter, r *http.Request) {
 	w.Write(b)
 }
 
-// hold keeps a watch open and silent until a server is healthy again. Like the real program, it
-// does so even if the client requests the current state first (sendInitialEvents). A kubelet that
-// reads lists in that way gets no list.
+// hold keeps a watch open and silent until a server is healthy again. As in the real program, even
+// a client that requests the current state first (sendInitialEvents) gets nothing, so a kubelet
+// that reads lists in that way gets no list.
 func (p *proxy) hold(w http.ResponseWriter, r *http.Request) {
 	online := p.health.online()
 	w.Header().Set("Content-Type", "application/json")
@@ -353,8 +353,8 @@ func (p *proxy) hold(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// token returns a token for a pod's service account so that the pod can start. No server will
-// accept it, and kubelet soon requests another one.
+// token returns a service account token with which a pod can start. No server accepts it, and
+// kubelet soon requests another one.
 func (p *proxy) token(w http.ResponseWriter, _ *http.Request) {
 	exp := time.Now().Add(time.Minute)
 	part := func(v any) string {

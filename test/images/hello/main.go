@@ -1,7 +1,6 @@
 // Command hello is the pod of the demo. It prints a greeting, and answers HTTP on port 8080 until
-// it gets a signal. Every two seconds it also writes a greeting to the files named in its
-// arguments, for example a console. If its only argument is a URL, it prints the response from that
-// URL and exits.
+// it gets a signal. Every two seconds it also writes a greeting to the files in its arguments, for
+// example a console. If its only argument is a URL, it prints the response from that URL and exits.
 package main
 
 import (
@@ -32,7 +31,7 @@ func main() {
 		os.Exit(1)
 	}()
 	for _, path := range os.Args[1:] {
-		// Opening a console that has no peer must not block.
+		// Do not block if the console has no peer.
 		f, err := os.OpenFile(path, os.O_WRONLY|syscall.O_NOCTTY|syscall.O_NONBLOCK, 0)
 		if err != nil {
 			fmt.Fprintln(os.Stderr, "hello:", err)

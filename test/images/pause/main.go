@@ -15,7 +15,7 @@ func main() {
 		if s != syscall.SIGCHLD {
 			return
 		}
-		// In a shared PID namespace this is process 1, which inherits orphaned processes.
+		// If the PID namespace is shared, this is process 1, which inherits orphaned processes.
 		for {
 			var status syscall.WaitStatus
 			if pid, err := syscall.Wait4(-1, &status, syscall.WNOHANG, nil); pid <= 0 || err != nil {

@@ -10,14 +10,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestAnswers checks the verdicts for a master's responses and certificates.
+// TestAnswers checks ipvscare's verdicts for a master's responses and certificates.
 func TestAnswers(t *testing.T) {
 	l := newLab(t, 3, 1)
 	n := l.nodes[0]
 	l.virtual() // writes the CA
 	start := func() {
 		argv := []string{"/bin/ipvscare", "care", "--vs", vip, "--ca-file", "/run/lab/ca.crt", "--run-dir", n.dir + "/run",
-			"--interval", "1s", "--health-timeout", "2s"} // instead of 10 s, to save time
+			"--interval", "1s", "--health-timeout", "2s"} // not 10 s, to save time
 		for _, m := range l.masters {
 			argv = append(argv, "--rs", m.addr.String()+":6443")
 		}
@@ -81,11 +81,11 @@ func TestAnswers(t *testing.T) {
 		l.masters[2].kill()
 		n.expect("m1")
 		m1.kill()
-		n.stays("m1", 3*time.Second) // dead, and the foreign one gets no traffic
+		n.stays("m1", 3*time.Second) // m1 is dead, and the foreign server gets no traffic
 		m1.certificate(wrong, epoch.Add(-time.Hour), epoch.AddDate(1, 0, 0))
 		m1.serve()
 		m1.awaitServing()
-		n.expect("") // a foreign server now: no master serves
+		n.expect("") // all servers are foreign now, so none serves
 		if _, _, err := n.ask(vip, time.Second); err == nil {
 			t.Error("a server of another cluster got a connection")
 		}
@@ -120,13 +120,13 @@ func TestAnswers(t *testing.T) {
 		began := time.Now()
 		defer func() { set(now.Add(time.Since(began))) }()
 		n.stays("m1 m2 m3", 2*time.Second)
-		// A start in 1970 also finds all masters.
+		// After a start in 1970, all masters are found too.
 		n.stopProcess()
 		n.must("/bin/ipvsadm", "-C")
 		start()
 		n.stays("m1 m2 m3", 2*time.Second)
 		for _, m := range l.masters {
-			// A VM without processor time may consider a master dead at first.
+			// Without processor time, a VM may take a master for dead at first.
 			count := func(what string) int { return n.log.count(fmt.Sprintf("API server %s:6443 is %s", m.addr, what)) }
 			const said = " (ready, but this node's clock does not match"
 			if ups := count("up, it was unknown"+said) + count("up, it was down"+said); ups != 1+count("down, it was up") {
@@ -136,7 +136,8 @@ func TestAnswers(t *testing.T) {
 	})
 }
 
-// TestFlapping checks that a flapping master must be healthy for longer, and does not fill the log.
+// TestFlapping checks that a flapping master must be healthy for longer, and that it does not fill
+// the log.
 func TestFlapping(t *testing.T) {
 	l := newLab(t, 3, 1)
 	n := l.settle()

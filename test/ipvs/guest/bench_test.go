@@ -18,15 +18,15 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// The benchmarks print lines that begin with RESULT, of which test/bench/ipvs makes a table. They
-// run if GUEST_BENCH gives a number of runs.
+// If GUEST_BENCH has a number of runs, the benchmarks run. They print lines that begin with RESULT,
+// of which test/bench/ipvs makes a table.
 
 // tool is one of the compared programs, on its own node.
 type tool struct {
 	name  string
 	start func(n *machine)
 	n     *machine
-	// probes is the number of requests per day to each master according to its configuration; 0 if
+	// probes is the number of requests per day to each master by the tool's configuration, or 0 if
 	// they are counted.
 	probes int
 }
@@ -65,8 +65,8 @@ func (n *machine) settings() {
 	n.in(func() { check(os.WriteFile("/proc/sys/net/ipv4/vs/expire_nodest_conn", []byte("1"), 0)) })
 }
 
-// lvscare starts lvscare in route mode, its default. The clusters of sealos, from which it comes,
-// give it the node's own address.
+// lvscare starts lvscare in route mode, its default. As in clusters of sealos, from which lvscare
+// comes, it gets the node's own address.
 func (n *machine) lvscare(interval, timeout string) {
 	n.l.t.Helper()
 	n.settings()
@@ -78,7 +78,7 @@ func (n *machine) lvscare(interval, timeout string) {
 	n.expect("m1 m2 m3")
 }
 
-// keepalived starts keepalived with the same local route as ipvscare, and returns when all masters
+// keepalived starts keepalived with the same local route as ipvscare, and waits until all masters
 // serve.
 func (n *machine) keepalived(delay, timeout int, retry string) {
 	n.l.t.Helper()
@@ -137,7 +137,7 @@ func cpu(pids []int) (total time.Duration) {
 	return total
 }
 
-// rss returns the resident memory of processes in kB; anon is the part that is not mapped from
+// rss returns the resident memory of processes in kB. anon is the part that is not mapped from
 // files.
 func rss(pids []int) (total, anon int) {
 	for _, pid := range pids {
@@ -159,8 +159,8 @@ func rss(pids []int) (total, anon int) {
 	return total, anon
 }
 
-// leastRSS returns the minimum memory of a process within two seconds, in kB. At 120 requests per
-// second a single value may include garbage that is about to be collected, more so on a busy
+// leastRSS returns the minimum memory of a process within two seconds, in kB. A single value may
+// include garbage that is about to be collected, more so at 120 requests per second on a busy
 // computer.
 func leastRSS(pid int) (total, anon int) {
 	total, anon = rss([]int{pid})
@@ -217,7 +217,7 @@ func (n *machine) tryMetric(name string) (int64, bool) {
 	return 0, false
 }
 
-// compared starts the tools, each on its own node.
+// compared starts each tool on its own node.
 func (l *lab) compared(tools []tool) {
 	for i := range tools {
 		tools[i].n = l.nodes[i]
@@ -242,7 +242,8 @@ func TestBench(t *testing.T) {
 		for _, fault := range []string{"kill", "stop", "drop"} {
 			k := rand.IntN(3)
 			m := l.masters[k]
-			// At a random phase of each tool's period, which is at most five seconds.
+			// Start the fault at a random phase of each tool's period, which is at most five
+			// seconds.
 			time.Sleep(time.Duration(rand.Int64N(int64(5 * time.Second))))
 			var hammers []*hammer
 			watches := make([][]*watch, len(tools))
@@ -302,8 +303,8 @@ func TestBench(t *testing.T) {
 	}
 }
 
-// TestCost compares the processor time, memory and traffic of the tools without faults, at the same
-// time.
+// TestCost compares the processor time, memory and traffic of the tools, which run at the same time
+// without faults.
 func TestCost(t *testing.T) {
 	secs := number(t, "GUEST_COST", 0)
 	if secs == 0 {
@@ -348,14 +349,14 @@ func TestCost(t *testing.T) {
 	}
 }
 
-// TestMemory checks that after an hour's number of requests, made faster, memory stays below 10 MB
-// and does not grow.
+// TestMemory sends as many requests as in an hour, but faster. Memory must stay below 10 MB and not
+// grow.
 func TestMemory(t *testing.T) {
 	l := newLab(t, 3, 1)
 	n := l.nodes[0]
 	l.virtual() // writes the CA
-	// A tenth of the interval on a node. If it were shorter, the masters' responses in an emulated
-	// VM would be late, and ipvscare would reconnect all the time.
+	// A tenth of a node's interval. With a shorter one, masters in an emulated VM would answer
+	// late, and ipvscare would reconnect all the time.
 	every := 100 * time.Millisecond
 	n.journalled(n.command("/bin/ipvscare", "care", "--vs", vip, "--rs", "10.103.0.11:6443,10.103.0.12:6443,10.103.0.13:6443",
 		"--ca-file", "/run/lab/ca.crt", "--interval", every.String(), "--run-dir", n.dir+"/run", "--metrics", "127.0.0.1:10271"))
@@ -363,7 +364,7 @@ func TestMemory(t *testing.T) {
 	total := number(t, "GUEST_PINGS", 600) // requests to each master
 	var sizes, anons []int
 	for range 4 {
-		// A VM without processor time sends fewer requests in four times the time.
+		// Without processor time, a VM sends fewer requests even in four times the time.
 		began, until := n.metric("requests_total"), time.Now().Add(time.Duration(total)*every)
 		for n.metric("requests_total")-began < int64(3*total/4) && time.Now().Before(until) {
 			time.Sleep(time.Second)
@@ -376,7 +377,7 @@ func TestMemory(t *testing.T) {
 	if kb := sizes[len(sizes)-1]; kb > 10<<10 {
 		t.Errorf("%d kB resident in the end, more than 10 MB: %v", kb, sizes)
 	}
-	// The program's own pages are loaded when they are used; only other memory counts as growth.
+	// The program's own pages are loaded on use, so only other memory counts as growth.
 	if grown := anons[3] - anons[1]; grown > 512 {
 		t.Errorf("it grew by %d kB: %v", grown, anons)
 	}

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/net/dns/dnsmessage"
 )
 
-// nameServer answers for one name inside the node: with addresses, with an error, or not at all.
+// nameServer answers inside the node for one name: with addresses, with an error, or not at all.
 type nameServer struct {
 	mu    sync.Mutex
 	addrs []netip.Addr
@@ -85,8 +85,8 @@ func (s *nameServer) run() {
 	}
 }
 
-// TestNames checks that masters' names are looked up again, and that the last answer stays valid
-// while there is none.
+// TestNames checks that masters' names are looked up again, and that without an answer the last one
+// stays valid.
 func TestNames(t *testing.T) {
 	l := newLab(t, 3, 1)
 	n := l.nodes[0]
@@ -97,14 +97,14 @@ func TestNames(t *testing.T) {
 	n.configure(v)
 	n.care()
 	n.expect("m1 m3")
-	// The name's address changes, and ipvscare gets no signal.
+	// The address of the name changes, and ipvscare gets no signal.
 	dns.set(func() { dns.addrs = []netip.Addr{m2.addr} })
 	n.expect("m2 m3")
-	// Two addresses, and a signal to look up again.
+	// The name gets two addresses, and a signal makes ipvscare look it up again.
 	dns.set(func() { dns.addrs = []netip.Addr{m2.addr, m1.addr} })
 	n.signal(syscall.SIGHUP)
 	n.expect("m1 m2 m3")
-	// Missing answers of each kind change nothing.
+	// No kind of missing answer changes anything.
 	for _, silence := range []func(){
 		func() { dns.rcode = dnsmessage.RCodeServerFailure },
 		func() { dns.rcode = dnsmessage.RCodeNameError },
@@ -123,18 +123,19 @@ func TestNames(t *testing.T) {
 	// While look-ups hang, a dead master is still removed.
 	m3.kill()
 	n.expect("m1 m2")
-	// A boot with dead DNS and live masters: only the saved answers are available.
+	// After a boot with dead DNS and live masters, only the saved answers are available.
 	n.stopProcess()
 	n.must("/bin/ipvsadm", "-C")
 	n.care()
 	n.expect("m1 m2")
-	// When an API server fails, its name is looked up at once, since its address may have changed.
+	// When an API server fails, its name is looked up at once, because its address may have
+	// changed.
 	m3.serve()
 	n.expect("m1 m2 m3")
 	dns.set(func() { dns.mute, dns.addrs = false, []netip.Addr{m1.addr} })
 	m2.kill()
 	eventually(t, "the name is looked up and the dead one forgotten", func() bool {
-		// Once since the restart: no other answer was given.
+		// The name was looked up once since the restart: the log has no other answer.
 		return n.log.count("masters.example is [10.103.0.11]") == 1 && n.serving() == "m1 m3"
 	})
 }

@@ -24,8 +24,8 @@ func (l *lab) settle() *machine {
 	return n
 }
 
-// TestFaults checks that after a fault of one master new connections fail only for a limited time,
-// its watches break, watches on live masters stay, and the master comes back.
+// TestFaults checks a fault of one master: new connections fail only for a limited time, its
+// watches break, watches on live masters do not, and the master comes back.
 func TestFaults(t *testing.T) {
 	for _, f := range []struct {
 		name        string
@@ -71,9 +71,9 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// TestUse checks that after the first packets to API servers that were unused for some seconds,
-// PINGs follow the next read of the kernel's table. The kernel's own counters of a real server lag
-// up to two seconds.
+// TestUse checks that PINGs follow the first packets to API servers that were unused for some
+// seconds, as soon as ipvscare reads the kernel's table again. The kernel's own counters lag up to
+// two seconds.
 func TestUse(t *testing.T) {
 	l := newLab(t, 3, 1)
 	n := l.settle()
@@ -107,8 +107,8 @@ func TestUse(t *testing.T) {
 	}
 }
 
-// TestHTTP2Watches checks that idle watches over TLS and HTTP/2, as kubelet holds them, move within
-// a second after a stopped master was detected, whether or not the client sends its own PINGs.
+// TestHTTP2Watches checks that idle watches over TLS and HTTP/2, like kubelet's, move within a
+// second after a stopped master is detected, whether or not the client sends its own PINGs.
 func TestHTTP2Watches(t *testing.T) {
 	l := newLab(t, 3, 1)
 	n := l.settle()
@@ -139,17 +139,15 @@ func TestHTTP2Watches(t *testing.T) {
 }
 
 // TestFailovers checks over many failovers that no request is lost if its client tries again once
-// after half a second. It also counts the failures of clients that try again at once: until a
-// killed master is detected, which takes long under emulation, the second try may reach it again.
-// Several nodes, each with its own ipvscare and clients, have the same faults; each fault counts as
-// one failover per node.
+// after half a second. It also counts the lost requests of clients that try again at once, which
+// may reach a killed master again until it is detected. Several nodes, each with its own ipvscare
+// and clients, have the same faults; each fault counts as one failover per node.
 //
-// In the short run, a second try that began while the dead master was still listed does not fail
-// the test: an emulated machine that stalled for half a second explains it. The nightly run fails
-// in that case.
+// A second try may begin while the dead master is still listed, if the emulated machine stalled for
+// half a second. The short run ignores such a lost request; the nightly run fails.
 func TestFailovers(t *testing.T) {
-	// With this number of masters, each is unchanged for half a minute: a flapping master would
-	// have to be healthy for longer.
+	// With this number of masters, each is unchanged for half a minute. Otherwise it would count as
+	// flapping, and would have to be healthy for longer.
 	const masters, nodes = 6, 5
 	l := newLab(t, masters, nodes)
 	all := func(but int) string {

@@ -14,8 +14,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// strict is a common host firewall: packets of known connections pass, others are dropped, in both
-// directions.
+// strict is a common host firewall: it accepts packets of known connections and drops others, in
+// both directions.
 const strict = `table inet host {
 	chain input {
 		type filter hook input priority filter; policy drop;
@@ -60,8 +60,8 @@ func (n *machine) set(name, value string) {
 }
 
 // TestFirewall checks that a stateful firewall on the node accepts the connections that IPVS
-// forwards: those of the node's own processes and pods on its network, and those of pods with their
-// own network.
+// forwards: those of the node's own processes, of pods on the node's network, and of pods with
+// their own network.
 func TestFirewall(t *testing.T) {
 	l := newLab(t, 2, 1)
 	n := l.nodes[0]
@@ -120,7 +120,7 @@ func TestFirewall(t *testing.T) {
 		eventually(t, "it is on again", func() bool { return n.setting("ipv4/vs/conntrack") == "1" })
 		reach(n)(t)
 	})
-	// Check that without the settings this firewall does block connections.
+	// Check that without ipvscare's settings, this firewall does block connections.
 	l.run("without it the firewall is in the way", func(t *testing.T) {
 		n.signal(syscall.SIGSTOP)
 		n.set("ipv4/vs/conntrack", "0")

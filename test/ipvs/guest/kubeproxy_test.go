@@ -13,8 +13,8 @@ import (
 )
 
 // TestKubeProxy starts the real kube-proxy on a node with ipvscare, in each of its modes. In mode
-// nftables it first flushes IPVS: open connections break at once when the rules are restored, and
-// no later ones. In the other modes it serves a Service, and ipvscare's rules are never missing.
+// nftables it flushes IPVS once at its start, which breaks the open connections. In the other modes
+// it serves a Service, and ipvscare's rules are never missing.
 func TestKubeProxy(t *testing.T) {
 	l := newLab(t, 3, 1)
 	n := l.settle()
@@ -24,7 +24,7 @@ func TestKubeProxy(t *testing.T) {
 			service := fmt.Sprintf("10.96.0.%d", 11+i)
 			check(os.WriteFile(serviceFile, []byte(service), 0o644))
 			defer os.Remove(serviceFile)
-			// A virtual server that no program restores after a flush.
+			// This virtual server shows a flush, because no program restores it.
 			defer n.output("/bin/ipvsadm", "-D", "-t", "10.103.97.2:7777")
 			n.must("/bin/ipvsadm", "-A", "-t", "10.103.97.2:7777", "-s", "wrr")
 			marker := func() bool { return strings.Contains(n.rules(), "0A676102:1E61") }
@@ -92,11 +92,12 @@ func TestKubeProxy(t *testing.T) {
 	}
 }
 
-// restored is the maximum time until ipvscare has restored all rules after a flush: one second as
-// promised, longer in an emulated VM.
+// restored is the maximum time until ipvscare has restored all rules after a flush. The promise is
+// one second; an emulated VM takes longer.
 const restored = 5 * time.Second
 
-// kubeProxy runs kube-proxy on the node until the test ends. Its rules stay, as on a real node.
+// kubeProxy runs kube-proxy on the node until the test ends. Its rules then stay, as on a real
+// node.
 func (n *machine) kubeProxy(t *testing.T, mode string) {
 	config := n.dir + "/kube-proxy.yaml"
 	check(os.WriteFile(config, fmt.Appendf(nil, `apiVersion: kubeproxy.config.k8s.io/v1alpha1
@@ -121,7 +122,8 @@ clusterCIDR: 10.244.0.0/16
 	})
 }
 
-// dips measures how long not all masters serve; total stops the measurement and returns the sum.
+// dips measures how long some master does not serve. total stops the measurement and returns the
+// sum.
 func (n *machine) dips() (total func() time.Duration) {
 	stop, sum := make(chan struct{}), make(chan time.Duration)
 	go func() {

@@ -127,8 +127,8 @@ func newLab(t *testing.T, masters, nodes int) *lab {
 	}
 	for i := range nodes {
 		n := l.machine(fmt.Sprintf("n%d", i+1), netip.AddrFrom4([4]byte{10, 103, 0, byte(101 + i)}))
-		// Nodes see only masters: ARP for the virtual address must not reach another node under
-		// test.
+		// Nodes see only masters: an ARP request for the virtual address must not reach another
+		// node under test.
 		link, err := netlink.LinkByName(n.veth)
 		check(err)
 		check(netlink.LinkSetIsolated(link, true))
@@ -189,7 +189,7 @@ func (m *machine) in(f func()) {
 	f()
 }
 
-// command prepares a program that is to run in the machine. start starts it.
+// command prepares a program that runs in the machine. start starts it.
 func (m *machine) command(argv ...string) *exec.Cmd {
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Env = []string{"PATH=/bin:/sbin", "HOME=/"}
@@ -225,8 +225,8 @@ func (l *lab) close() {
 		if l.t.Failed() && m.log != nil {
 			l.t.Logf("%s said:\n%s", m.name, m.log)
 		}
-		// A socket that a test left open would keep the namespace, and its rules would keep the
-		// modules loaded.
+		// An open socket of a test would keep the namespace, and rules in it would keep the modules
+		// loaded.
 		m.output("/bin/ipvsadm", "-C")
 		m.ns.Close()
 		if link, err := netlink.LinkByName(m.veth); err == nil {
@@ -247,7 +247,7 @@ func (m *machine) stopProcess() {
 	}
 }
 
-// certificate makes the master's certificate, used from its next start.
+// certificate makes the master's certificate, which it uses from its next start on.
 func (m *machine) certificate(a *authority, from, to time.Time) {
 	check(os.WriteFile(m.dir+"/tls.pem", a.issue([]net.IP{m.addr.AsSlice()}, from, to), 0o600))
 }
@@ -269,7 +269,7 @@ func (m *machine) awaitServing() {
 	})
 }
 
-// kill kills the process with SIGKILL and reaps it, so that its sockets are closed.
+// kill kills the process with SIGKILL and waits for its end, so that its sockets are closed.
 func (m *machine) kill() { m.stopProcess() }
 
 func (m *machine) signal(s syscall.Signal) { check(m.cmd.Process.Signal(s)) }
@@ -277,7 +277,7 @@ func (m *machine) signal(s syscall.Signal) { check(m.cmd.Process.Signal(s)) }
 // mode sets the master's response to /readyz.
 func (m *machine) mode(s string) { check(os.WriteFile(m.dir+"/mode", []byte(s), 0o644)) }
 
-// netem sets loss in percent and delay, in both directions, or removes both if they are 0.
+// netem sets the loss in percent and the delay of both directions, or removes both if they are 0.
 func (m *machine) netem(loss float32, delay time.Duration) {
 	set := func(name string) {
 		link, err := netlink.LinkByName(name)
@@ -294,7 +294,7 @@ func (m *machine) netem(loss float32, delay time.Duration) {
 	m.in(func() { set("eth0") })
 }
 
-// virtual returns the node's configuration for all masters, which a test may change.
+// virtual returns the node's configuration with all masters, which a test may change.
 func (l *lab) virtual() ondisk.IPVSVirtual {
 	v := ondisk.IPVSVirtual{VIP: vip, Host: "apiserver.cluster.local", CAFile: "/run/lab/ca.crt"}
 	for _, m := range l.masters {
@@ -403,9 +403,9 @@ func (n *machine) expect(want string) {
 	eventually(n.l.t, fmt.Sprintf("%s serves %q", n.name, want), func() bool { return n.serving() == want })
 }
 
-// stays fails if another master serves at any time, or if one of these is removed for longer than a
-// moment. A machine that stalled may get no response for a short time, but a verdict with a real
-// cause stays.
+// stays fails if another master serves, or if one of these stops serving. A missing response is an
+// exception: an emulated machine may have stalled, so stays then only requires that the masters
+// serve again.
 func (n *machine) stays(want string, during time.Duration) {
 	n.l.t.Helper()
 	wanted := strings.Fields(want)
@@ -423,14 +423,14 @@ func (n *machine) stays(want string, during time.Duration) {
 	}
 }
 
-// heldUp reports whether ipvscare found any master down because of a missing response. If no fault
-// explains that, the emulated machine stalled for seconds, and acting on the verdict was correct.
+// heldUp reports whether ipvscare considered a master down because of a missing response. Without a
+// fault, the emulated machine had stalled for seconds, and the verdict was correct.
 func (n *machine) heldUp() bool {
 	return slices.ContainsFunc(n.past, func(j *journal) bool { return j.count("(no answer") > 0 })
 }
 
-// unbroken fails if a watch on a live master broke, unless ipvscare had a reason to consider that
-// master dead.
+// unbroken fails if a watch on a live master broke, unless that master had not answered ipvscare
+// for seconds.
 func (n *machine) unbroken(w *watch) {
 	n.l.t.Helper()
 	if w.brokenAt().IsZero() {
@@ -455,8 +455,8 @@ func (n *machine) breaks(w *watch) time.Time {
 	return w.brokenAt()
 }
 
-// patience is the timeout for a state. The VM is emulated on a busy machine: durations are measured
-// by benchmarks, while a test only waits until the state is reached.
+// patience is the time limit for reaching a state. It is long because the VM is emulated on a busy
+// machine; only benchmarks measure durations.
 const patience = 3 * time.Minute
 
 func eventually(t *testing.T, what string, ok func() bool) {
@@ -470,13 +470,14 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// dial connects from the node. Each call makes a socket in its namespace.
+// dial connects from the node, with a new socket in its namespace.
 func (n *machine) dial(addr string, timeout time.Duration) (c net.Conn, err error) {
 	n.in(func() { c, err = net.DialTimeout("tcp", addr, timeout) })
 	return c, err
 }
 
-// ask makes one new connection to addr, and returns it with the name of the master that answers.
+// ask makes one new connection to addr. It returns the connection and the name of the master that
+// answers.
 func (n *machine) ask(addr string, timeout time.Duration) (net.Conn, string, error) {
 	end := time.Now().Add(timeout)
 	c, err := n.dial(addr, timeout)
@@ -535,8 +536,9 @@ func (n *machine) hammer(every, timeout time.Duration) *hammer {
 	return h
 }
 
-// end stops the hammer. It returns how long after since the last failing connection began, and how
-// many connections failed and succeeded after since.
+// end stops the hammer. last is the time from since to the beginning of the last failed connection,
+// and failed the number of connections that failed after since. ok is the number of all successful
+// ones.
 func (h *hammer) end(since time.Time) (last time.Duration, failed, ok int) {
 	close(h.stop)
 	h.wg.Wait()
@@ -577,7 +579,7 @@ func (n *machine) tryWatch() (*watch, error) {
 	return w, nil
 }
 
-// watchHTTP2 opens a watch like client-go: TLS, HTTP/2, and a response without end.
+// watchHTTP2 opens a watch as client-go does: TLS, HTTP/2, and a response without end.
 func (n *machine) watchHTTP2(pings bool) *watch {
 	n.l.t.Helper()
 	roots := x509.NewCertPool()

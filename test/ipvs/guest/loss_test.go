@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// during returns the duration of a test: short in CI, from the environment at night.
+// during returns the duration of a test: short in CI, that in the environment variable key at
+// night.
 func during(t *testing.T, key string, short time.Duration) time.Duration {
 	t.Helper()
 	if v := os.Getenv(key); v != "" {
@@ -21,7 +22,7 @@ func during(t *testing.T, key string, short time.Duration) time.Duration {
 	return short
 }
 
-// number returns a number of repetitions: few in CI, from the environment at night.
+// number returns a number of repetitions: few in CI, that in the environment variable key at night.
 func number(t *testing.T, key string, few int) int {
 	t.Helper()
 	if v := os.Getenv(key); v != "" {
@@ -33,9 +34,9 @@ func number(t *testing.T, key string, few int) int {
 }
 
 // TestLoss checks that packet loss alone removes no master. A second node has a good network: a
-// removal on both at once means that the emulated machine stalled. The short run may meet a stall
-// of only one node on a busy computer, so it may run up to three times; the long one, at night,
-// must pass at once.
+// removal on both at the same time means that the emulated machine stalled. On a busy computer one
+// node may stall alone, so the short run may be repeated twice. The nightly run must pass the first
+// time.
 func TestLoss(t *testing.T) {
 	l := newLab(t, 3, 2)
 	bad, good := l.nodes[0], l.nodes[1]
@@ -66,8 +67,8 @@ func TestLoss(t *testing.T) {
 	}
 }
 
-// falseRemovals counts the removals of masters on the bad node alone and on both nodes at the same
-// moment, while all masters work.
+// falseRemovals counts the removals of masters, which all work: on the bad node alone (removed),
+// and on both nodes at the same time (heldUp).
 func falseRemovals(t *testing.T, bad, good *machine, d time.Duration) (removed, heldUp int) {
 	t.Helper()
 	removals := map[*machine][]time.Time{}

@@ -1,7 +1,7 @@
 //go:build linux
 
 // Package guest runs inside the test VM: its init, the masters, and the tests of ipvscare with a
-// real kernel. On any other machine it does nothing. test/ipvs boots it.
+// real kernel. On any other machine it does nothing. Package test/ipvs boots the VM.
 package guest
 
 import (
@@ -95,7 +95,7 @@ func boot() {
 // noModprobe is a file that makes modprobe fail.
 const noModprobe = "/run/no-modprobe"
 
-// modprobe loads the named modules, or all modules without arguments. /modules/order lists
+// modprobe loads the named modules, or all modules if none is named. /modules/order lists
 // dependencies first.
 func modprobe(args []string) int {
 	if _, err := os.Stat(noModprobe); err == nil {

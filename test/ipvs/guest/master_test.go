@@ -24,10 +24,10 @@ import (
 	"time"
 )
 
-// A master simulates a kube-apiserver: TLS and HTTP/2 with the given certificate, and /readyz as
-// its mode file says. It does the same without TLS for lvscare's --health-schem=http. Any other
-// connection gets one line of plain text, the master's name, and then silence, so that clients are
-// cheap under emulation.
+// A master simulates a kube-apiserver: TLS and HTTP/2 with the given certificate, and the answer to
+// /readyz in its mode file. Without TLS it answers HTTP for lvscare's --health-schem=http. Any
+// other connection gets one line of plain text, the master's name, and then silence, which is cheap
+// under emulation.
 
 // masterMain is the program of a master. GUEST_MASTER is its directory.
 func masterMain() {
@@ -94,7 +94,7 @@ func masterMain() {
 	os.Exit(1)
 }
 
-// sniffer passes TLS connections on, and answers the others itself.
+// sniffer passes TLS connections on, and answers all others itself.
 type sniffer struct {
 	net.Listener
 	name  string

@@ -14,8 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// confinedMain runs a program like the static pod: with no capability except NET_ADMIN, no way to
-// gain others, read-only /proc/sys, and the node's network settings mounted elsewhere.
+// confinedMain runs a program with the restrictions of the static pod: NET_ADMIN as the only
+// capability, no way to gain others, a read-only /proc/sys, and the node's network settings mounted
+// elsewhere.
 func confinedMain() {
 	runtime.LockOSThread() // all of this applies to the thread, and exec keeps it
 	check(unix.Unshare(unix.CLONE_NEWNS))
@@ -39,7 +40,7 @@ func confinedMain() {
 	check(syscall.Exec(argv[0], argv, []string{"PATH=/bin:/sbin", "HOME=/"}))
 }
 
-// TestStaticPod checks that the static pod's permissions suffice for everything that ipvscare does.
+// TestStaticPod checks that the static pod's permissions suffice for all of ipvscare's work.
 func TestStaticPod(t *testing.T) {
 	l := newLab(t, 2, 1)
 	n := l.nodes[0]
@@ -61,7 +62,7 @@ func TestStaticPod(t *testing.T) {
 	if !strings.Contains(string(b), "CapEff:\t0000000000001000\n") {
 		t.Errorf("the process has other capabilities than NET_ADMIN:\n%s", b)
 	}
-	// Another program replaces the file.
+	// Another program replaces the hosts file.
 	check(os.WriteFile(n.dir+"/etc/new", []byte("127.0.0.1 localhost\n10.1.1.1 printer\n"), 0o644))
 	check(os.Rename(n.dir+"/etc/new", n.dir+"/etc/hosts"))
 	eventually(t, "the line is in the new file", func() bool {
@@ -83,7 +84,7 @@ func TestStaticPod(t *testing.T) {
 }
 
 // TestMetered checks that a silent master is removed long before the next request is due, because
-// the node's own connection to it waits.
+// the node's own connection to it gets no answer.
 func TestMetered(t *testing.T) {
 	l := newLab(t, 2, 1)
 	n := l.nodes[0]
@@ -98,7 +99,7 @@ func TestMetered(t *testing.T) {
 	other := map[string]string{"m1": "m2", "m2": "m1"}[w.master]
 	m.netem(100, 0)
 	at := time.Now()
-	_, err := w.conn.Write([]byte("x")) // like kubelet when it renews its lease
+	_, err := w.conn.Write([]byte("x")) // as kubelet does when it renews its lease
 	check(err)
 	n.expect(other)
 	took := time.Since(at)

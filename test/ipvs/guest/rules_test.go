@@ -17,12 +17,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestRepair checks that the rules are restored within a second after any change by another
-// program, and that other programs' rules are not changed.
+// TestRepair checks that ipvscare restores its rules within a second after any change by another
+// program, and that it does not change other programs' rules.
 func TestRepair(t *testing.T) {
 	l := newLab(t, 3, 1)
 	n := l.settle()
-	// Another program's virtual server.
+	// Add another program's virtual server.
 	n.must("/bin/ipvsadm", "-A", "-t", "10.96.0.10:53", "-s", "wrr")
 	n.must("/bin/ipvsadm", "-a", "-t", "10.96.0.10:53", "-r", "10.244.0.5:53", "-m")
 	foreign := n.rules()
@@ -86,7 +86,7 @@ func TestRepair(t *testing.T) {
 	l.run("address changed", func(t *testing.T) {
 		n.must("/bin/ip", "addr", "add", "10.103.0.202/24", "dev", "eth0")
 		n.must("/bin/ip", "addr", "del", "10.103.0.101/24", "dev", "eth0")
-		// The kernel removes both addresses if the second is a secondary one.
+		// If the second address was a secondary one, the kernel has removed both.
 		n.output("/bin/ip", "addr", "add", "10.103.0.202/24", "dev", "eth0")
 		eventually(t, "the route has the new source", func() bool {
 			return n.source("10.103.97.2") == "10.103.0.202"
@@ -98,7 +98,7 @@ func TestRepair(t *testing.T) {
 	})
 }
 
-// TestLife checks restart, kill, upgrade, clean, and a second instance.
+// TestLife checks a restart, a kill, an upgrade, clean, and a second instance.
 func TestLife(t *testing.T) {
 	l := newLab(t, 3, 1)
 	n := l.settle()
@@ -234,7 +234,7 @@ func TestLife(t *testing.T) {
 	})
 }
 
-// TestList checks that the masters follow the list in the file.
+// TestList checks that the masters follow the list in the configuration file.
 func TestList(t *testing.T) {
 	l := newLab(t, 3, 1)
 	n := l.nodes[0]
@@ -313,7 +313,8 @@ func TestList(t *testing.T) {
 	})
 }
 
-// TestLearn checks that the cluster's own list replaces the configured one, and its safeguards.
+// TestLearn checks that the cluster's own list replaces the configured one, and the safeguards
+// against a wrong list.
 func TestLearn(t *testing.T) {
 	l := newLab(t, 3, 1)
 	n := l.nodes[0]
@@ -340,13 +341,13 @@ func TestLearn(t *testing.T) {
 	n.stays("m1 m2 m3", time.Second)
 	list(all[1:]...)
 	n.expect("m2 m3")
-	// The learned list survives a power cut at this moment, although only m1 is configured.
+	// The learned list survives a power cut at this moment, although the configuration has only m1.
 	n.stopProcess()
 	n.must("/bin/ipvsadm", "-C")
 	os.Remove("/run/configmap.json")
 	n.care(args...)
 	n.expect("m2 m3")
-	// Without learning, the configured list applies at once.
+	// If learning is disabled, the configured list applies at once.
 	list(all[1:]...)
 	v.LearnMasters = false
 	n.configure(v)
@@ -357,7 +358,7 @@ func TestLearn(t *testing.T) {
 	n.expect("m2 m3")
 }
 
-// TestModule unloads and loads IP_VS, and starts without it.
+// TestModule unloads IP_VS and loads it again, and starts ipvscare without it.
 func TestModule(t *testing.T) {
 	l := newLab(t, 3, 1)
 	n := l.settle()
@@ -431,7 +432,7 @@ func TestModule(t *testing.T) {
 	}
 }
 
-// TestMany uses 200 real servers and 1,000 open connections.
+// TestMany checks 200 real servers and 1,000 open connections.
 func TestMany(t *testing.T) {
 	l := newLab(t, 3, 1)
 	m := l.masters[2]
@@ -449,7 +450,7 @@ func TestMany(t *testing.T) {
 	n.must("/bin/ip", "route", "add", "10.103.1.0/24", "dev", "eth0")
 	addrs = append(addrs, l.virtual().Masters[:2]...)
 	began := time.Now()
-	// Without TLS: the time of two hundred handshakes would depend on the emulator.
+	// Use no TLS, because the time of two hundred handshakes would depend on the emulator.
 	n.journalled(n.command("/bin/ipvscare", "care", "--vs", vip, "--rs", strings.Join(addrs, ","), "--health-schem", "http", "--profile", "metered", "--run-dir", n.dir+"/run"))
 	eventually(t, "200 real servers serve", func() bool { return strings.Count(n.rules(), "Masq 1") == 200 })
 	t.Logf("200 real servers after %s", time.Since(began))
@@ -466,7 +467,7 @@ func TestMany(t *testing.T) {
 	var watches []*watch
 	for range 1000 {
 		w, err := n.tryWatch()
-		if err != nil { // may happen among so many; a client tries again once
+		if err != nil { // one of many may fail; a client tries again once
 			t.Logf("opening a watch, tried again: %v", err)
 			w = n.watch()
 		}
@@ -494,7 +495,7 @@ func TestMany(t *testing.T) {
 	t.Logf("of 1000 watches %d broke, the last %s after the removal, which came after %s", moved, worst, removed.Sub(at))
 }
 
-// TestIPv6 checks the rules and faults over IPv6.
+// TestIPv6 checks the rules and the faults over IPv6.
 func TestIPv6(t *testing.T) {
 	l := newLab(t, 2, 1)
 	n := l.nodes[0]

@@ -32,7 +32,7 @@ func packages() []string {
 	return []string{"linux-image-cloud-amd64", "keepalived", "ipvsadm", "iproute2", "nftables", "iptables", "ipset"}
 }
 
-// programs returns the paths of programs in the packages. The libraries that they need are added.
+// programs returns the paths of programs in the packages. Their libraries are added.
 func programs() []string {
 	return []string{"usr/sbin/keepalived", "usr/sbin/ipvsadm", "usr/sbin/tc", "usr/bin/ip", "usr/sbin/nft",
 		"usr/sbin/xtables-nft-multi", "usr/sbin/ipset"}
@@ -50,11 +50,10 @@ func iptables() []string {
 // extensions is the directory of iptables' own libraries.
 const extensions = "usr/lib/x86_64-linux-gnu/xtables/"
 
-// buildOptions is a file that keepalived reads; without it, keepalived prints an error.
+// buildOptions is a file without which keepalived prints an error.
 const buildOptions = "etc/keepalived/keepalived.config-opts"
 
-// modules returns the names of kernel modules for the VM. The modules on which they depend are
-// added.
+// modules returns the names of kernel modules for the VM. Their dependencies are added.
 func modules() []string {
 	return []string{"ip_vs", "ip_vs_rr", "ip_vs_wrr", "ip_vs_lc", "ip_vs_wlc", "ip_vs_sh", "ip_vs_dh",
 		"veth", "bridge", "dummy", "sch_netem", "inet_diag", "tcp_diag", "ipv6",
@@ -79,7 +78,7 @@ func Missing() error {
 	return errors.Join(errs...)
 }
 
-// debian returns a tar of the packages. It is made once and kept in the user's cache directory.
+// debian returns a tar of the packages, which is made once and kept in the user's cache directory.
 func debian(ctx context.Context, log io.Writer) (string, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
@@ -105,7 +104,7 @@ func debian(ctx context.Context, log io.Writer) (string, error) {
 	return file, os.Rename(tmp, file)
 }
 
-// tree is a tar held in memory. Its files are accessed by path.
+// tree is a tar in memory, whose files are accessed by path.
 type tree struct {
 	files map[string][]byte
 	links map[string]string // maps a path to the path of its target
@@ -154,7 +153,7 @@ func readTree(file string) (*tree, error) {
 	}
 }
 
-// open returns the content of a file. It follows links.
+// open returns the content of a file, following links.
 func (t *tree) open(name string) ([]byte, error) {
 	for range 10 {
 		if b, ok := t.files[name]; ok {
@@ -169,7 +168,7 @@ func (t *tree) open(name string) ([]byte, error) {
 	return nil, fmt.Errorf("%s is not in the guest's packages", name)
 }
 
-// libraries adds the shared libraries that a program needs to the files of the archive.
+// libraries adds the shared libraries that a program needs to into.
 func (t *tree) libraries(bin []byte, into map[string][]byte) error {
 	e, err := elf.NewFile(bytes.NewReader(bin))
 	if err != nil {
@@ -210,7 +209,7 @@ func (t *tree) libraries(bin []byte, into map[string][]byte) error {
 	return nil
 }
 
-// moduleSet returns the uncompressed modules, in an order in which they can be loaded.
+// moduleSet returns the uncompressed modules, and an order in which they can be loaded.
 func (t *tree) moduleSet() (order []string, data map[string][]byte, err error) {
 	paths := make(map[string]string)
 	for name := range t.files {
@@ -265,8 +264,8 @@ func (t *tree) moduleSet() (order []string, data map[string][]byte, err error) {
 	return order, data, nil
 }
 
-// build writes kernel and initramfs to dir. extra has more files by their path in the guest. It
-// must contain "init".
+// build writes kernel and initramfs to dir. extra maps paths in the guest to more files; it must
+// have "init".
 func build(ctx context.Context, dir string, extra map[string]string, log io.Writer) error {
 	file, err := debian(ctx, log)
 	if err != nil {
@@ -303,8 +302,8 @@ func build(ctx context.Context, dir string, extra map[string]string, log io.Writ
 	return f.Close()
 }
 
-// guestFiles returns the programs with their libraries, and the modules, all by their path in the
-// guest.
+// guestFiles returns the programs with their libraries, and the modules, keyed by their paths in
+// the guest.
 func (t *tree) guestFiles() (files map[string][]byte, err error) {
 	files = make(map[string][]byte)
 	for _, p := range programs() {

@@ -28,24 +28,24 @@ type Options struct {
 	Log io.Writer
 	// Extra has more programs for the guest's /bin, by name.
 	Extra map[string]string
-	// Dir is the directory for built files. It can be reused for the same binaries.
+	// Dir is the directory for built files. It can be reused with the same binaries.
 	Dir string
 }
 
 // done is the beginning of the last line that the guest's init prints. The exit code of the tests
-// follows it.
+// follows.
 const done = "GUEST-DONE "
 
-// ErrFailed means that tests have failed and have printed their names.
+// ErrFailed means that tests have failed. They have printed their names.
 var ErrFailed = errors.New("tests failed in the guest")
 
-// EmulatorError means that the guest failed because of a fault of QEMU.
+// EmulatorError means that the guest failed because of a fault in QEMU.
 type EmulatorError struct{ Fault string }
 
 func (e *EmulatorError) Error() string { return "the emulator failed: " + e.Fault }
 
-// Run builds the guest and runs tests in it. line is called with each line of the guest's output.
-// If the guest fails although no test has failed, the error is not ErrFailed.
+// Run builds the guest and runs tests in it. It calls line with each line of the guest's output. If
+// no test failed but the guest did, the error is not ErrFailed.
 func Run(ctx context.Context, o Options, line func(string)) error {
 	log := o.Log
 	if log == nil {
@@ -78,8 +78,8 @@ func Run(ctx context.Context, o Options, line func(string)) error {
 		"-accel", "tcg,thread=multi", "-cpu", "max,-cx16",
 		"-kernel", filepath.Join(o.Dir, "kernel"), "-initrd", filepath.Join(o.Dir, "initramfs"),
 		"-append", strings.Join(append([]string{"console=ttyS0", "quiet", "panic=-1", "mitigations=off",
-			// At boot, the kernel compares the ticks of its timer with its clock. It would panic if
-			// the emulator was delayed in between.
+			// The kernel compares its timer with its clock at boot, and would panic if the emulator
+			// was delayed in between.
 			"no_timer_check", "guest.run=" + o.Run, "guest.skip=" + o.Skip}, o.Env...), " "),
 		"-serial", "stdio"}
 	cmd := exec.CommandContext(ctx, "qemu-system-x86_64", args...)

@@ -1,5 +1,5 @@
-// Hello is the program in the test images. It prints a greeting, waits like a pause container, or
-// lists a directory.
+// Hello is the program in the test images. Depending on its arguments, it prints a greeting, waits
+// like a pause container, or lists a directory.
 package main
 
 import (
