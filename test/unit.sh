@@ -20,8 +20,8 @@ if [ -z "${TMPDIR:-}" ] && [ -w /dev/shm ] && [ "$(df --output=avail /dev/shm | 
 	[ "$(sed -n 's/^MemAvailable: *\([0-9]*\) kB/\1/p' /proc/meminfo)" -gt $((10 * gib)) ]; then
 	at=/dev/shm
 fi
-# Always the same name, since go's cached results depend on it. Other users may enter, since
-# some tests run programs as another user.
+# The name is always the same, because cached results of go depend on it. Other users may enter,
+# because some tests run programs as another user.
 files=$at/edgebake-unit-$(id -u)-$(cksum <<<"$PWD" | cut -d ' ' -f 1)
 mkdir -m 755 "$files" 2>/dev/null || [ -O "$files" ] && [ ! -L "$files" ] || { files=$(mktemp -d -p "$at") && chmod 755 "$files"; }
 export TMPDIR=$files

@@ -4,8 +4,8 @@
 #
 #   install.sh demo [ARCH]  packages for `make demo`, or for `make demo ARCH=arm64`
 #   install.sh packages     packages for `make packages`
-#   install.sh              these and the packages for the tests
-#   install.sh nightly      these and the packages for `make nightly`
+#   install.sh              packages for the demo and the tests
+#   install.sh nightly      packages for the demo, the tests and `make nightly`
 set -euo pipefail
 
 # For the demo: mmdebstrap makes the base (without root, thanks to uidmap), and QEMU boots
