@@ -1,11 +1,9 @@
-// Package anatomy describes the contents of an image: its partitions; the
-// packages, programs and container images in them; the largest files; the
-// pinned inputs; and the duration of each build step. The result is data
-// (Anatomy), an HTML page that shows it, and the difference between two images.
+// Package anatomy describes the contents of an image: its partitions; their packages, programs,
+// container images and largest files; the pinned inputs; and the duration of each build step. The
+// result is data (Anatomy), an HTML page that shows it, and the difference between two images.
 //
-// It reads the image itself and, if they exist, its build report and the report
-// of a node that booted it. The page needs neither network nor script, and
-// every number on it is in the data.
+// It reads the image and, if they exist, its build report and the report of a node that has booted
+// it. The page needs no network and no scripts, and every number on it is also in the data.
 package anatomy
 
 import (
@@ -28,7 +26,7 @@ import (
 // Version is the version of Anatomy's JSON form.
 const Version = 1
 
-// reportEnding is the suffix of a build report's file name.
+// reportEnding is the suffix in the file name of a build report.
 const reportEnding = ".report.json"
 
 // Anatomy describes the contents of an image.
@@ -42,14 +40,13 @@ type Anatomy struct {
 	SourceDate string `json:"sourceDate"`
 	Plan       string `json:"plan"`
 	Golden     string `json:"golden"`
-	Slot       string `json:"slot"` // the slot's state
-	// Size is the size of the disk and Stored the size of the file, in bytes.
+	Slot       string `json:"slot"` // state of the slot
+	// Size is the size of the disk, and Stored the size of the file, in bytes.
 	Size       int64            `json:"size"`
 	Stored     int64            `json:"stored"`
 	Partitions []Partition      `json:"partitions"`
 	Contents   []media.Contents `json:"contents"`
-	// Images lists the container images in the image, Packages the packages in
-	// its SBOM.
+	// Images lists the container images, and Packages the packages in the SBOM.
 	Images   []ondisk.ImageRef `json:"images"`
 	Packages []media.Package   `json:"packages"`
 	// Builder, Steps and Inputs come from the build report.
@@ -57,7 +54,7 @@ type Anatomy struct {
 	Steps   []builder.StepTime `json:"steps,omitempty"`
 	Inputs  []Input            `json:"inputs,omitempty"`
 	Boot    *Boot              `json:"boot,omitempty"`
-	// Notes explain which data is missing and why.
+	// Notes lists the data that is missing, with the reasons.
 	Notes []string `json:"notes,omitempty"`
 }
 
@@ -67,7 +64,7 @@ type Partition struct {
 	FS    string `json:"fs,omitempty"`
 	Start int64  `json:"start"`
 	Size  int64  `json:"size"`
-	// Used and Free are bytes of the file system, Reserve is the space after it.
+	// Used and Free are bytes of the file system. Reserve is the space after it, in bytes.
 	Used    int64 `json:"used"`
 	Free    int64 `json:"free"`
 	Reserve int64 `json:"reserve"`
@@ -76,7 +73,7 @@ type Partition struct {
 // Input is a pinned input of the build.
 type Input struct {
 	Name string `json:"name"`
-	// From is the source of the input, or the way in which it was made.
+	// From describes the source of the input, or how it was made.
 	From   string `json:"from"`
 	Digest string `json:"digest"`
 }
@@ -86,18 +83,18 @@ type Boot struct {
 	Node    string    `json:"node"`
 	Result  string    `json:"result"`
 	Started time.Time `json:"started"`
-	// Seconds is the time from the start to the last update of the report.
+	// Seconds is the time from Started to the last update of the report.
 	Seconds float64 `json:"seconds"`
 	// Before lists the stages before firstboot, in order. Finished is the time at which systemd had
-	// started everything, in seconds since power-on, or since the kernel's start if the firmware
-	// reports no times.
+	// started everything. It is in seconds since power-on, or since the start of the kernel if the
+	// firmware does not report times.
 	Before   []Part   `json:"before,omitempty"`
 	Finished float64  `json:"finished,omitempty"`
 	Phases   []Phase  `json:"phases"`
 	Notes    []string `json:"notes,omitempty"`
 }
 
-// Part is a stage before firstboot: firmware, loader, kernel, initrd or system.
+// Part is a stage before firstboot: firmware, boot loader, kernel, initrd or system.
 type Part struct {
 	Name    string  `json:"name"`
 	Start   float64 `json:"start"`
@@ -115,8 +112,8 @@ type Phase struct {
 	Said     string  `json:"said,omitempty"`
 }
 
-// Read describes an image. build is the file name of its build report, or "" for the one in the
-// image's directory; boot is the file name of a node's report.json, or "".
+// Read describes an image. build is the path of its build report, or "" to look in the image's
+// directory. boot is the path of a node's report.json, or "".
 func Read(image, build, boot string) (*Anatomy, error) {
 	info, err := media.Inspect(image)
 	if err != nil {
@@ -145,14 +142,14 @@ func Read(image, build, boot string) (*Anatomy, error) {
 	return a, nil
 }
 
-// readReport adds the data of the build report, or a note if there is no report of this build.
+// readReport adds the data of the build report. If this build has no report, it adds a note.
 func (a *Anatomy) readReport(image, build string) error {
 	names := []string{build}
 	if build == "" {
-		// A stamped copy uses the golden image's report in the same directory.
+		// A stamped copy may be in the same directory as the golden image and its report.
 		names = []string{strings.TrimSuffix(strings.TrimSuffix(image, ".zst"), ".raw") + reportEnding}
 		for _, golden := range []string{a.Name, a.Name + "-" + a.Arch} {
-			// The name comes from the image, so it is not trusted.
+			// The name comes from the image, which is not trusted.
 			if golden == filepath.Base(golden) && len(golden) < 200 && !strings.Contains(golden, "\x00") {
 				names = append(names, filepath.Join(filepath.Dir(image), golden+reportEnding))
 			}
@@ -180,7 +177,7 @@ func (a *Anatomy) readReport(image, build string) error {
 }
 
 // findReport returns the first of the named reports that belongs to this image's build. other is
-// the name of a report of another build. If build is set, every failure is an error.
+// the name of a report of another build, or "". If build is set, every failure is an error.
 func (a *Anatomy) findReport(names []string, image, build string) (r *builder.Report, other string, err error) {
 	for _, name := range names {
 		raw, err := os.ReadFile(name)
@@ -206,7 +203,7 @@ func (a *Anatomy) findReport(names []string, image, build string) (r *builder.Re
 	return nil, other, nil
 }
 
-// readBoot reads the report.json that firstboot wrote into the slot.
+// readBoot reads a report.json that firstboot has written into a slot.
 func readBoot(name string) (*Boot, error) {
 	raw, err := os.ReadFile(name)
 	if err != nil {
@@ -237,11 +234,11 @@ func readBoot(name string) (*Boot, error) {
 	return b, nil
 }
 
-// before splits the time before firstboot into stages. A stage that systemd
-// does not report is left out; its time is added to the previous stage.
+// before splits the time before firstboot into stages. If systemd does not report a stage, its time
+// is part of the preceding stage.
 func before(c ondisk.BootClock) (parts []Part, finished float64) {
 	const us = 1e6
-	power := float64(max(c.Firmware, c.Loader)) // from power-on to the kernel
+	power := float64(max(c.Firmware, c.Loader)) // from power-on to the start of the kernel
 	begun := func(at uint64) float64 { return (power + float64(at)) / us }
 	add := func(name string, start float64) {
 		if n := len(parts); n > 0 {
@@ -270,7 +267,7 @@ func before(c ondisk.BootClock) (parts []Part, finished float64) {
 	return parts, finished
 }
 
-// JSON returns the data as indented JSON.
+// JSON returns the Anatomy as indented JSON.
 func (a *Anatomy) JSON() ([]byte, error) {
 	b, err := json.MarshalIndent(a, "", "  ")
 	if err != nil {

@@ -18,8 +18,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// TestSquarify checks that parts fill the rectangle in proportion to their sizes without
-// overlapping.
+// TestSquarify checks that the parts fill the rectangle in proportion to their sizes, without
+// overlaps.
 func TestSquarify(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 200 {
@@ -62,7 +62,7 @@ func overlap(a, b rect) float64 {
 	return max(0, w) * max(0, h)
 }
 
-// TestHostileNames checks that names in an image are escaped on the page.
+// TestHostileNames checks that the page escapes names from an image.
 func TestHostileNames(t *testing.T) {
 	const evil = `</title><script>alert(1)</script>"'><img src=x onerror=alert(2)>`
 	now := time.Now()
@@ -89,8 +89,8 @@ func TestHostileNames(t *testing.T) {
 	}
 }
 
-// TestReadable checks that text has a contrast of at least 4.5 to its background (WCAG 2.2, AA), in
-// the light and the dark theme.
+// TestReadable checks that text contrasts with its background by at least 4.5 (WCAG 2.2, AA), in
+// the light and in the dark theme.
 func TestReadable(t *testing.T) {
 	colour := regexp.MustCompile(`--([a-z]+): (#[0-9a-f]{6});`)
 	themes := strings.SplitN(pageText, "prefers-color-scheme: dark", 2)
@@ -138,7 +138,7 @@ func contrast(t *testing.T, a, b string) float64 {
 }
 
 // TestReportOfAHostileName checks that the name in an image cannot lead to another directory, and
-// does not make the report fail.
+// that no such name makes Read fail.
 func TestReportOfAHostileName(t *testing.T) {
 	dir := t.TempDir()
 	images := filepath.Join(dir, "images")

@@ -19,7 +19,7 @@ import (
 type Difference struct {
 	A     Side `json:"a"`
 	B     Side `json:"b"`
-	Equal bool `json:"equal"` // same golden digest, no difference found
+	Equal bool `json:"equal"` // same golden digest, and no difference found
 	// Facts lists the fields of image.json that differ.
 	Facts      []Change     `json:"facts"`
 	Packages   []Change     `json:"packages"`
@@ -29,7 +29,7 @@ type Difference struct {
 	Files      []SizeChange `json:"files"`
 	// Config lists the small files whose text differs.
 	Config []TextChange `json:"config"`
-	// Update is the cost of updating a machine from a to b; nil if it cannot be
+	// Update is the cost of updating a machine from a to b. It is nil if the cost cannot be
 	// computed, for example because b has no chunk index.
 	Update *media.UpdateCost `json:"update,omitempty"`
 }
@@ -42,25 +42,25 @@ type Side struct {
 	Golden string `json:"golden"`
 }
 
-// Change is a changed value; "" means absent.
+// Change is a changed value. "" means that the value is absent.
 type Change struct {
 	Name string `json:"name"`
 	A    string `json:"a"`
 	B    string `json:"b"`
 }
 
-// SizeChange is a changed size in bytes; -1 means absent. A equals B if only the contents of a file
-// differ.
+// SizeChange is a changed size in bytes. -1 means that the file is absent. If A equals B, only the
+// contents differ.
 type SizeChange struct {
 	Name string `json:"name"`
 	A    int64  `json:"a"`
 	B    int64  `json:"b"`
 }
 
-// TextChange is the changed lines of a small file.
+// TextChange lists the changed lines of a small file.
 type TextChange struct {
 	Path    string   `json:"path"`
-	Removed []string `json:"removed"` // lines
+	Removed []string `json:"removed"` // lines only in a
 	Added   []string `json:"added"`
 }
 
@@ -91,7 +91,8 @@ func Diff(a, b string) (*Difference, error) {
 	d.Partitions = sizes(partSizes(ia), partSizes(ib))
 	d.Groups = sizes(groupSizes(fa), groupSizes(fb))
 	d.Files, d.Config = files(fa.Files, fb.Files)
-	// The digest alone is not enough: the slot of a booted disk still has the digest of its build.
+	// Equal digests are not enough: the slot of a booted disk still contains the digest of the
+	// build.
 	same := len(d.Facts)+len(d.Packages)+len(d.Images)+len(d.Partitions)+len(d.Groups)+len(d.Files) == 0
 	d.Equal = same && d.A.Golden != "" && d.A.Golden == d.B.Golden
 	if d.Update, err = media.CostOfUpdate(a, media.Source{Name: b}); err != nil && !errors.Is(err, update.ErrNoIndex) && !errors.Is(err, update.ErrBoard) && !errors.Is(err, update.ErrArchives) {
@@ -104,7 +105,7 @@ func sideOf(path string, i *media.Info) Side {
 	return Side{path, i.Image.Name, i.Image.Plan, i.Slot.Golden}
 }
 
-// facts compares the fields of image.json, except the lists that Difference contains separately.
+// facts compares the fields of image.json, except for the lists that Difference has separately.
 func facts(a, b ondisk.ImageInfo) ([]Change, error) {
 	flat := func(i ondisk.ImageInfo) (map[string]string, error) {
 		i.Images, i.Partitions, i.Plan = nil, nil, ""
@@ -176,7 +177,7 @@ func partSizes(i *media.Info) map[string]int64 {
 	out := map[string]int64{}
 	for _, p := range i.Partitions {
 		out[p.Label] = p.Size
-		if p.FS != "" && p.Error == "" && p.Label != ondisk.LabelSlot { // the slot's use is not compared
+		if p.FS != "" && p.Error == "" && p.Label != ondisk.LabelSlot { // the space used in the slot is not compared
 			out[p.Label+", used"] = p.Used
 		}
 	}
@@ -193,7 +194,7 @@ func groupSizes(l *media.Listing) map[string]int64 {
 	return out
 }
 
-// sizes returns the changes, the largest change first.
+// sizes returns the changes, sorted by the amount of change, the largest first.
 func sizes(a, b map[string]int64) []SizeChange {
 	out := []SizeChange{}
 	for name, n := range a {
@@ -222,7 +223,7 @@ func sortBySize(all []SizeChange) {
 	})
 }
 
-// files compares files by digest, and small text files line by line.
+// files compares files by digest. It compares small text files line by line.
 func files(a, b map[string]media.Listed) ([]SizeChange, []TextChange) {
 	changed, texts := []SizeChange{}, []TextChange{}
 	for name, f := range a {
@@ -247,7 +248,7 @@ func files(a, b map[string]media.Listed) ([]SizeChange, []TextChange) {
 	return changed, texts
 }
 
-// linesOf returns the lines that only one of the two texts has.
+// linesOf returns the lines that are in only one of the two texts.
 func linesOf(path, a, b string) TextChange {
 	less := func(a, b string) []string {
 		count := map[string]int{}
@@ -266,7 +267,7 @@ func linesOf(path, a, b string) TextChange {
 	return TextChange{path, less(a, b), less(b, a)}
 }
 
-// few is the largest number of entries of a list that Text prints.
+// few is the largest number of entries of each list that Text prints.
 const few = 40
 
 // Text writes the difference as text.
@@ -323,7 +324,7 @@ func sizeList(w io.Writer, title string, all []SizeChange) {
 	})
 }
 
-// section writes a title and the first few entries of a list.
+// section prints a title and the first entries of a list.
 func section[T any](w io.Writer, title string, all []T, line func(T) string) {
 	if len(all) == 0 {
 		return

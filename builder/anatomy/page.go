@@ -16,7 +16,7 @@ import (
 //go:embed page.html
 var pageText string
 
-// number is a number on the page, with its path in the JSON data. A test compares both.
+// number is a number on the page, with its path in the JSON data. A test compares the two.
 type number struct {
 	Path string
 	Raw  string
@@ -35,7 +35,7 @@ func secondsAt(path string, s float64) number {
 	return number{path, strconv.FormatFloat(s, 'g', -1, 64), fmt.Sprintf("%.1f s", s)}
 }
 
-// view is an Anatomy laid out for the template.
+// view is an Anatomy, prepared for the template.
 type view struct {
 	*Anatomy
 	Size, Stored number
@@ -69,12 +69,12 @@ type treemap struct {
 	Boxes       []box
 }
 
-// box is a group, or one of its largest files, on the map.
+// box is the rectangle of a group, or of one of its largest files.
 type box struct {
 	rect
 	Kind, Name, Title string
 	Inner             bool
-	Size              string // shown if it fits
+	Size              string // shown only if it fits
 	Path              string
 	Raw               string
 }
@@ -94,7 +94,7 @@ type table struct {
 type groupRow struct {
 	media.Group
 	Bytes, Files number
-	Percent      float64 // of the largest group
+	Percent      float64 // percent of the largest group
 	Largest      []fileRow
 }
 
@@ -103,7 +103,7 @@ type fileRow struct {
 	Size number
 }
 
-// HTML writes the report page.
+// HTML writes the page.
 func (a *Anatomy) HTML(w io.Writer) error {
 	t, err := template.New("page").Parse(pageText)
 	if err != nil {
@@ -142,7 +142,7 @@ func (a *Anatomy) view() *view {
 	}
 	if b := a.Boot; b != nil {
 		v.BootSeconds = secondsAt("boot.seconds", b.Seconds)
-		began := 0.0 // start of firstboot, in seconds on the clock of Before
+		began := 0.0 // start of firstboot in seconds, on the time scale of Before
 		for _, p := range b.Before {
 			began = max(began, p.Start+p.Seconds)
 		}
@@ -189,16 +189,16 @@ func laneOf(name, class string, start, seconds, end float64, at string) lane {
 	return l
 }
 
-// Size of the drawing; the page scales it.
+// Size of the drawing, in its own units. The page scales it.
 const (
 	mapWidth  = 1120
 	mapHeight = 420
-	small     = 140 // height of the map of a small partition
+	small     = 140 // height for a small partition
 	gap       = 1.5
 )
 
-// mapOf draws a partition's groups and, in each, those of its largest files that are large enough
-// to be visible.
+// mapOf draws the groups of a partition. Inside each group, it draws those of the largest files
+// that are large enough to be visible.
 func mapOf(c media.Contents, at string) treemap {
 	m := treemap{Label: c.Label, Bytes: bytesAt(at+"bytes", c.Bytes), Free: bytesAt(at+"free", c.Free), Files: countAt(at+"files", c.Files), Width: mapWidth, Height: mapHeight}
 	if c.Bytes < 64<<20 {
@@ -231,8 +231,7 @@ func mapOf(c media.Contents, at string) treemap {
 	return m
 }
 
-// innerBoxes draws a group's largest files; the area of its other files stays
-// empty.
+// innerBoxes draws the largest files of a group. The area of all other files stays empty.
 func innerBoxes(g media.Group, in rect, at string) []box {
 	var sizes []float64
 	named := int64(0)
@@ -274,7 +273,7 @@ func title(g media.Group) string {
 	return fmt.Sprintf("%s (%s): %s in %s", t, g.Kind, configs.HumanSize(g.Bytes), configs.Count(g.Files, "file"))
 }
 
-// fit shortens a name to a width.
+// fit shortens a name so that it fits into width. letter is the width of a letter.
 func fit(name string, width, letter float64) string {
 	n := int((width - 10) / letter)
 	r := []rune(name)
@@ -287,7 +286,7 @@ func fit(name string, width, letter float64) string {
 	return string(r[:n-1]) + "…"
 }
 
-// shown is the number of groups of a partition that the table lists.
+// shown is the number of groups of a partition in the table.
 const shown = 20
 
 func tableOf(c media.Contents, at string) table {

@@ -9,9 +9,9 @@ func (r rect) inset(by float64) rect {
 	return rect{r.X + by, r.Y + by, max(0, r.W-2*by), max(0, r.H-2*by)}
 }
 
-// squarify divides a rectangle into parts of the given descending sizes, as square as possible, in
-// rows along the shorter side. It starts a new row if another part would worsen the row's worst
-// aspect ratio (Bruls, Huizing and van Wijk, 2000).
+// squarify divides a rectangle into parts of the given sizes, as square as possible, in rows along
+// the shorter side. It begins a new row if another part would worsen the worst aspect ratio of the
+// row (Bruls, Huizing and van Wijk, 2000). sizes must be in descending order.
 func squarify(sizes []float64, in rect) []rect {
 	out := make([]rect, 0, len(sizes))
 	total := 0.0
@@ -59,7 +59,7 @@ func squarify(sizes []float64, in rect) []rect {
 	return out
 }
 
-// worst returns the largest aspect ratio in a row.
+// worst returns the worst aspect ratio in a row.
 func worst(row []float64, side, scale float64) float64 {
 	sum := 0.0
 	for _, s := range row {

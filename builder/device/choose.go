@@ -7,15 +7,15 @@ import (
 	"os"
 )
 
-// Chosen is the disk, or the file used as one, that is to be written.
+// Chosen is the disk, or the file used as one, to which an image will be written.
 type Chosen struct {
 	Path string // as the person wrote it
 	Disk *Disk
 	Out  *Target // nil if the disk must not be overwritten
 }
 
-// Choose finds a disk or file and opens it. If it must not be overwritten, Choose returns it
-// unopened with the reasons.
+// Choose finds a disk or file and opens it. If it must not be overwritten, Choose does not open it,
+// and the result contains the reasons.
 func Choose(ctx context.Context, path string) (*Chosen, error) {
 	d, err := find(ctx, path)
 	if err != nil {
@@ -26,7 +26,7 @@ func Choose(ctx context.Context, path string) (*Chosen, error) {
 	for _, r := range d.Refusals {
 		errs = append(errs, fmt.Errorf("flashing %s: %s", d, r))
 	}
-	if len(errs) > 0 { // opening it would report the same again
+	if len(errs) > 0 { // opening it would only report the same reasons
 		return c, errors.Join(errs...)
 	}
 	out, err := Open(d.Path)
@@ -34,7 +34,7 @@ func Choose(ctx context.Context, path string) (*Chosen, error) {
 		return c, fmt.Errorf("flashing %s: %w", d, err)
 	}
 	if isFile := d.Sector == 0; out.IsFile() != isFile {
-		err = ErrChanged // the refusals are not those of this kind (disk or file)
+		err = ErrChanged // the reasons are not about this kind of target
 	} else {
 		d.Size, d.Sector = out.Size, out.Sector
 		err = out.stillIs(ctx, d)
@@ -73,8 +73,8 @@ func find(ctx context.Context, path string) (*Disk, error) {
 	return found.Find(path)
 }
 
-// stillIs checks that the opened disk is the listed one: another disk may have been plugged in
-// under its name. An open disk cannot be replaced.
+// stillIs checks that the opened disk is the listed one, because another disk may have been plugged
+// in meanwhile. An open disk cannot be replaced.
 func (t *Target) stillIs(ctx context.Context, d *Disk) error {
 	if t.IsFile() {
 		return nil

@@ -1,10 +1,9 @@
-// Package device lists the disks of this computer and the reasons why one must
-// not be overwritten. It opens a disk exclusively, and reads, writes and zeroes
-// it without the page cache.
+// Package device lists the disks of this computer, with the reasons why a disk must not be
+// overwritten. It opens a disk exclusively, and reads, writes and zeroes it without the page cache.
 //
-// lsblk (util-linux) reports mounts, swap, holders and the signatures that udev found, also to
-// unprivileged users. wipefs finds the signatures that udev does not have, for example in
-// containers. parse and refusals are pure; the ioctls are in one file for each operating system.
+// lsblk (util-linux) reports mounts, swap, holders, and the signatures that udev found. It works
+// without privileges. wipefs finds the signatures that udev does not know, for example in
+// containers.
 package device
 
 import (
@@ -23,23 +22,23 @@ import (
 	"github.com/edgebake/edgebake/builder/procgroup"
 )
 
-// Disk is one block device that could be written as a whole.
+// Disk is a block device that could be overwritten as a whole.
 type Disk struct {
 	Path   string `json:"path"`
 	Model  string `json:"model,omitempty"`
 	Serial string `json:"serial,omitempty"`
-	// Bus is the disk's bus: usb, nvme, sata, mmc, sd, ...
+	// Bus is the bus of the disk: usb, nvme, sata, mmc, sd …
 	Bus       string `json:"bus,omitempty"`
 	Size      int64  `json:"size"`
 	Sector    int64  `json:"sector"` // bytes of a logical sector
 	Removable bool   `json:"removable,omitempty"`
-	// Holds lists the disk's contents for the person who decides: "sda1 ext4 ROOT".
+	// Holds describes the disk's contents for the person who decides, such as "sda1 ext4 ROOT".
 	Holds []string `json:"holds,omitempty"`
-	// Refusals lists the reasons not to overwrite the disk. It is empty if the disk may be
-	// overwritten.
+	// Refusals lists the reasons why the disk must not be overwritten. It is empty if there are
+	// none.
 	Refusals []string `json:"refusals,omitempty"`
-	// Members lists those Refusals that are about parts of RAIDs, LVM and the like. If there are no
-	// other Refusals, these parts are unused, and overwriting loses only their data.
+	// Members lists the Refusals because of parts of RAIDs, LVM and the like. If there are no other
+	// Refusals, these parts are not in use: overwriting them loses only their data.
 	Members []string `json:"-"`
 }
 
@@ -55,7 +54,7 @@ func (d *Disk) String() string {
 	return strings.Join(words, ", ")
 }
 
-// node is a device as lsblk prints it.
+// node is a device in the output of lsblk.
 type node struct {
 	Name        string   `json:"name"`
 	Number      string   `json:"maj:min"`
@@ -74,14 +73,14 @@ type node struct {
 	Mountpoints []string `json:"mountpoints"`
 	Children    []node   `json:"children"`
 
-	others     []string // other signatures on it
-	contentErr error    // the reason why its contents are unknown
+	others     []string // further signatures on the device
+	contentErr error    // the reason why the contents are unknown
 }
 
 // columns lists the lsblk columns we request.
 const columns = "NAME,MAJ:MIN,PATH,TYPE,SIZE,MODEL,SERIAL,TRAN,RM,RO,LOG-SEC,FSTYPE,LABEL,PARTLABEL,MOUNTPOINTS"
 
-// ask runs lsblk.
+// ask returns the output of lsblk.
 func ask(ctx context.Context) ([]byte, error) {
 	cmd := procgroup.Command(ctx, "lsblk", "--json", "--bytes", "--output", columns)
 	cmd.Env = append(cmd.Env, "LC_ALL=C")
@@ -113,20 +112,20 @@ func List(ctx context.Context) (*Devices, error) {
 	return d, nil
 }
 
-// signature identifies a file system, or a part of something larger.
+// signature identifies a file system, or a part of larger storage.
 type signature struct {
 	Type  string `json:"type"`
 	Usage string `json:"usage"`
 	Label string `json:"label"`
 }
 
-// askWipefs returns the signatures on a device. It only reads.
+// askWipefs returns the signatures on a device. It does not change the device.
 func askWipefs(ctx context.Context, path string) ([]signature, error) {
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%s is missing in this container: run it with all devices and udev's database (-v /dev:/dev -v /run/udev:/run/udev:ro)", path)
 	}
 	cmd := procgroup.Command(ctx, "wipefs", "--json", "--output", "TYPE,USAGE,LABEL", path)
-	if cmd.Err != nil { // not in PATH, as for many users other than root
+	if cmd.Err != nil { // not in PATH, which is usual for users other than root
 		cmd = procgroup.Command(ctx, "/usr/sbin/wipefs", cmd.Args[1:]...)
 	}
 	cmd.Env = append(cmd.Env, "LC_ALL=C")
@@ -151,8 +150,8 @@ func parseSignatures(out []byte) ([]signature, error) {
 	return doc.Signatures, nil
 }
 
-// probe reads the signatures of devices that udev has not examined. lsblk uses only udev's database
-// (dir), which containers lack.
+// probe reads the signatures of devices that udev has not examined. lsblk knows only udev's
+// database, in dir, which containers do not have.
 func (d *Devices) probe(dir string, ask func(path string) ([]signature, error)) {
 	for i := range d.top {
 		if !d.top[i].isDisk() {
@@ -177,8 +176,8 @@ func (d *Devices) probe(dir string, ask func(path string) ([]signature, error)) 
 	}
 }
 
-// findCards marks SD cards, which lsblk does not distinguish from eMMCs. A card in a built-in
-// reader is not reported as removable. block is /sys/block.
+// findCards marks SD cards, which lsblk does not distinguish from eMMCs. lsblk does not report a
+// card in a built-in reader as removable. block is the directory /sys/block.
 func (d *Devices) findCards(block string) {
 	for i := range d.top {
 		n := &d.top[i]
@@ -203,21 +202,20 @@ func parse(out []byte) (*Devices, error) {
 	return &Devices{doc.Devices}, nil
 }
 
-// isDisk reports whether n is a disk with a medium. Optical drives and RAM disks are excluded;
-// after a network boot, firmware shows the download as a RAM disk (pmem).
+// isDisk reports whether n is a disk with a medium. It excludes optical drives and RAM disks. After
+// a network boot, a RAM disk (pmem) contains the downloaded boot disk.
 func (n *node) isDisk() bool {
 	return n.Size > 0 && (n.Type == "disk" || n.Type == "loop") &&
 		!slices.ContainsFunc([]string{"zram", "mtdblock", "ram", "pmem"}, func(p string) bool { return strings.HasPrefix(n.Name, p) }) &&
-		// Boot and RPMB areas of an eMMC are not disks to write.
+		// The boot and RPMB areas of an eMMC are not disks to write an image to.
 		!(strings.HasPrefix(n.Name, "mmcblk") && (strings.Contains(n.Name, "boot") || strings.HasSuffix(n.Name, "rpmb")))
 }
 
-// Disks lists the disks, beginning with those that may be overwritten.
+// Disks lists the disks. Those that may be overwritten come first.
 func (d *Devices) Disks() []Disk {
 	out := []Disk{}
 	for i := range d.top {
-		// A volume that spans several disks is listed below each of them, so only the top level is
-		// read.
+		// Use only the top level: a volume that spans several disks is listed below each of them.
 		if d.top[i].isDisk() {
 			out = append(out, d.top[i].disk())
 		}
@@ -228,7 +226,7 @@ func (d *Devices) Disks() []Disk {
 	return out
 }
 
-// Find finds the disk of a path, or of a link to it.
+// Find finds the disk to which path, or a link at path, leads.
 func (d *Devices) Find(path string) (*Disk, error) {
 	real, err := filepath.EvalSymlinks(path)
 	if err != nil {
@@ -292,8 +290,8 @@ func (n *node) disk() Disk {
 	return d
 }
 
-// clean removes control characters, which could affect the terminal: models and labels are not
-// trusted.
+// clean removes control characters, which could affect the terminal: models and labels of disks are
+// not trusted.
 func clean(s string) string {
 	return strings.TrimSpace(strings.Map(func(r rune) rune {
 		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 {
@@ -310,11 +308,11 @@ func (n *node) walk(do func(*node)) {
 	}
 }
 
-// systemMounts lists the mount points of a running system.
+// systemMounts lists the mount points of the running system.
 var systemMounts = []string{"/", "/boot", "/boot/efi", "/efi", "/usr", "/var", "/home"}
 
-// members maps libblkid's file system types to the kind of storage that such devices form. Types of
-// firmware RAIDs differ by vendor: see memberOf.
+// members maps libblkid's type of a device that is a part of larger storage to the kind of storage.
+// Firmware RAIDs have a type for each vendor: see memberOf.
 var members = map[string]string{
 	"LVM2_member": "LVM", "LVM1_member": "LVM", "linux_raid_member": "a Linux RAID",
 	"zfs_member": "a ZFS pool", "bcache": "a bcache", "drbd": "a DRBD volume", "drbdmanage_control_volume": "a DRBD volume",
@@ -322,7 +320,7 @@ var members = map[string]string{
 	"stratis": "a Stratis pool", "oracleasm": "an Oracle ASM disk group",
 }
 
-// memberOf returns the storage that a device of that file system type is a part of, or "".
+// memberOf returns the kind of storage of which a device with this type is a part, or "".
 func memberOf(fstype string) string {
 	what := members[fstype]
 	if what == "" && strings.HasSuffix(fstype, "_raid_member") {
@@ -331,8 +329,8 @@ func memberOf(fstype string) string {
 	return what
 }
 
-// refusals returns all reasons not to overwrite a disk, as out. lost lists those of them that are
-// about membership in larger storage.
+// refusals returns all reasons (out) why a disk must not be overwritten. lost lists the reasons
+// that are about a part of larger storage.
 func (n *node) refusals() (out, lost []string) {
 	add := func(format string, args ...any) string {
 		s := fmt.Sprintf(format, args...)
@@ -353,7 +351,7 @@ func (n *node) refusals() (out, lost []string) {
 				add("%s is swap in use: swapoff %s", x.Name, x.Path)
 			case slices.Contains(systemMounts, at):
 				add("this computer runs from it: %s is mounted at %s", x.Name, at)
-			case !system: // do not suggest to unmount a running system
+			case !system: // do not suggest to unmount the running system
 				add("%s is mounted at %s: umount %s", x.Name, clean(at), x.Path)
 			}
 		}
@@ -373,7 +371,7 @@ func (n *node) refusals() (out, lost []string) {
 			}
 		}
 	})
-	if len(out) == 0 { // matters only if there is no other reason
+	if len(out) == 0 { // this matters only without other reasons
 		n.walk(func(x *node) {
 			if x.contentErr != nil {
 				add("the content of %s is unknown: %v", x.Name, x.contentErr)

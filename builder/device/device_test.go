@@ -36,7 +36,7 @@ const computer = `{"blockdevices": [
  {"name":"pmem0","path":"/dev/pmem0","type":"disk","size":134217728,"model":null,"serial":null,"tran":null,"rm":false,"ro":false,"log-sec":512,"fstype":null,"label":null,"partlabel":null,"mountpoints":[null]}
 ]}`
 
-// TestDisks checks that all reasons not to overwrite a disk are listed.
+// TestDisks checks that all reasons why a disk must not be overwritten are listed.
 func TestDisks(t *testing.T) {
 	devices, err := parse([]byte(computer))
 	if err != nil {
@@ -84,7 +84,7 @@ func TestDisks(t *testing.T) {
 	}
 }
 
-// TestCards checks that an SD card is distinguished from an eMMC and counts as removable.
+// TestCards checks that SD cards are distinguished from eMMCs and count as removable.
 func TestCards(t *testing.T) {
 	sys := t.TempDir()
 	for name, kind := range map[string]string{"mmcblk0": "MMC\n", "mmcblk1": "SD\n", "sda": "0\n"} {
@@ -112,10 +112,10 @@ func TestCards(t *testing.T) {
 	}
 }
 
-// TestFind checks that links are followed, and that other devices are described.
+// TestFind checks that Find follows links, and that its errors describe devices that are not disks.
 func TestFind(t *testing.T) {
 	dir := t.TempDir()
-	// Find resolves links, so the paths must exist: files stand for devices here.
+	// Find resolves links, so the paths must exist. Here, files take the place of devices.
 	real := func(name string) string { return filepath.Join(dir, name) }
 	for _, n := range []string{"sdc", "sda2", "vg-root", "sr0", "sde", "sdz"} {
 		if err := os.WriteFile(real(n), nil, 0o600); err != nil {
@@ -125,7 +125,7 @@ func TestFind(t *testing.T) {
 	if err := os.Symlink(real("sdc"), real("by-id")); err != nil {
 		t.Fatal(err)
 	}
-	text := strings.NewReplacer(`"/dev/mapper/`, `"`+dir+"/", `"/dev/`, `"`+dir+"/").Replace(computer) // dir may be below /dev itself
+	text := strings.NewReplacer(`"/dev/mapper/`, `"`+dir+"/", `"/dev/`, `"`+dir+"/").Replace(computer) // dir may itself be in /dev
 	devices, err := parse([]byte(text))
 	if err != nil {
 		t.Fatal(err)
@@ -158,7 +158,7 @@ func TestParseOther(t *testing.T) {
 	}
 }
 
-// TestProbe checks that wipefs is run for exactly the devices that udev has not examined.
+// TestProbe checks that wipefs examines only the devices that udev has not examined.
 func TestProbe(t *testing.T) {
 	devices, err := parse([]byte(`{"blockdevices": [
 		{"name": "sda", "maj:min": "8:0", "path": "/dev/sda", "type": "disk", "size": 1000, "children": [
@@ -207,8 +207,8 @@ func TestProbe(t *testing.T) {
 	}
 }
 
-// TestWipefsOfWhatIsMissing checks the fix in the error for a container that has a disk but not its
-// partitions.
+// TestWipefsOfWhatIsMissing checks that the error has a fix for a container with a disk but without
+// its partitions.
 func TestWipefsOfWhatIsMissing(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sdb1")
 	if _, err := askWipefs(t.Context(), path); err == nil || !strings.Contains(err.Error(), "sdb1 is missing in this container") || !strings.Contains(err.Error(), "-v /dev:/dev") {

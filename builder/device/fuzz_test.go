@@ -6,8 +6,8 @@ import (
 	"unicode"
 )
 
-// FuzzDevices reads outputs of lsblk and wipefs. A disk with a mount or swap must not be
-// overwritten, and descriptions of disks must not contain control characters.
+// FuzzDevices reads outputs of lsblk and wipefs. A disk with a mount or swap must have a reason not
+// to be overwritten, and descriptions must not contain control characters.
 func FuzzDevices(f *testing.F) {
 	for _, seed := range []string{
 		`{"blockdevices":[{"name":"sda","path":"/dev/sda","type":"disk","size":1073741824,"model":"A\u001b[2J","log-sec":512,"mountpoints":[null],"children":[
@@ -51,7 +51,7 @@ func FuzzDevices(f *testing.F) {
 	})
 }
 
-// unique reports whether only one device has that path.
+// unique reports whether only one device has this path.
 func unique(d *Devices, path string) bool {
 	n := 0
 	for i := range d.top {

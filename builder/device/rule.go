@@ -13,18 +13,18 @@ import (
 	"github.com/edgebake/edgebake/configs/forms"
 )
 
-// Rule selects the disk that an installer writes on a machine nobody has seen yet. It never
-// guesses: a rule that matches two disks selects none.
+// Rule selects the disk that an installer overwrites on a machine that nobody has seen before. It
+// never guesses: if two disks match, it selects none.
 type Rule struct {
-	// path names one disk. If it is set, nothing else is compared.
+	// path is the path of the disk. If it is set, nothing else is compared.
 	path          string
 	bus           string
-	model, serial string // patterns of path.Match, ignoring case
+	model, serial string // patterns of path.Match; case is ignored
 	least, most   int64  // bytes; 0 means no limit
-	pick          string // smallest, largest or empty
+	pick          string // smallest, largest or ""
 }
 
-// OnlyDisk is the rule of a machine with one internal disk.
+// OnlyDisk is the rule for a machine with exactly one internal disk.
 const OnlyDisk = "only"
 
 const (
@@ -33,10 +33,10 @@ const (
 	pickTerm = "smallest or largest"
 )
 
-// buses lists lsblk's names of transports. An SD card is on bus sd, an eMMC on mmc.
+// buses lists the names that lsblk uses for buses. An SD card is on sd, and an eMMC on mmc.
 var buses = append([]string{"nvme", "sata", "sas", "mmc", "virtio", "ata", "scsi"}, external...)
 
-// external lists the buses of disks that are not part of the machine: removable disks and those of
+// external lists the buses of disks that are not part of the machine: removable disks and disks of
 // a storage network.
 var external = []string{busUSB, busSD, "fc", "fcoe", "iscsi", "sbp"}
 
@@ -45,8 +45,8 @@ const (
 	busUSB = "usb"
 )
 
-// ParseRule parses a rule: "only", a path that begins with /, or
-// comma-separated terms that must all match. It reports all errors at once.
+// ParseRule parses a rule: "only", a path that begins with /, or terms separated by commas, which
+// must all match. The error contains all problems of the rule.
 func ParseRule(text string) (Rule, error) {
 	p := ruleParser{text: text, seen: map[string]bool{}}
 	for term := range strings.SplitSeq(text, ",") {
@@ -70,7 +70,7 @@ func (p *ruleParser) bad(format string, args ...any) {
 	p.errs = append(p.errs, fmt.Errorf("rule %q: "+format, append([]any{p.text}, args...)...))
 }
 
-// once reports an error if a kind of term is given twice.
+// once adds an error if a term of this kind was given before.
 func (p *ruleParser) once(kind string) {
 	if p.seen[kind] {
 		p.bad("%s is given twice", strings.TrimRight(kind, "<>="))
@@ -151,7 +151,7 @@ func (p *ruleParser) size(term, key, value string) int64 {
 	return n
 }
 
-// size formats bytes in decimal units, as vendors print them on disks.
+// size formats a number of bytes in decimal units, as vendors print it on disks.
 func size(n int64) string {
 	if n >= 1e12 {
 		return strconv.FormatFloat(float64(n)/1e12, 'f', 1, 64) + " TB"
@@ -159,7 +159,8 @@ func size(n int64) string {
 	return strconv.FormatFloat(float64(n)/1e9, 'f', 1, 64) + " GB"
 }
 
-// Describe returns path, size, bus, model and serial number, for a person who must find the disk.
+// Describe returns the path, size, bus, model and serial number, for a person who must find the
+// disk.
 func (d *Disk) Describe() string {
 	words := []string{d.Path, size(d.Size)}
 	for _, w := range []string{d.Bus, d.Model} {
@@ -173,17 +174,17 @@ func (d *Disk) Describe() string {
 	return strings.Join(words, ", ")
 }
 
-// Same reports whether two listings of a path are probably of the same disk. It does not compare
-// sizes: the caller has the size of the opened disk.
+// Same reports whether two listings of a path probably describe the same disk. It does not compare
+// sizes: the caller compares the size of the opened disk.
 func (d *Disk) Same(now *Disk) bool {
 	return now.Path == d.Path && now.Bus == d.Bus && now.Model == d.Model && now.Serial == d.Serial
 }
 
-// IsInternal reports whether a disk is part of the machine. Other disks match only a rule that
-// names their bus.
+// IsInternal reports whether a disk is part of the machine. Any other disk matches only if the rule
+// names its bus or path.
 func (d *Disk) IsInternal() bool { return !slices.Contains(external, d.Bus) && !d.Removable }
 
-// Pick returns the disks that match the rule. If there is exactly one, it is selected.
+// Pick returns the disks that match the rule. The rule selects a disk only if it is the only one.
 func (r Rule) Pick(disks []Disk) []Disk {
 	var left []Disk
 	for _, d := range disks {
@@ -208,7 +209,7 @@ func (r Rule) admits(d *Disk) bool {
 		return err == nil && real == d.Path
 	}
 	is := func(pattern, have string) bool {
-		// Replace slashes, so that * also matches them.
+		// path.Match would not match a slash with *, so replace slashes.
 		plain := func(s string) string { return strings.ReplaceAll(strings.ToLower(s), "/", "\x01") }
 		ok, err := path.Match(plain(pattern), plain(have))
 		return pattern == "" || err == nil && ok

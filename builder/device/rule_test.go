@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// shelf is a collection of disks.
+// shelf is a list of disks.
 var shelf = []Disk{
 	{Path: "/dev/nvme0n1", Bus: "nvme", Model: "Samsung SSD 980 PRO", Serial: "S5GX", Size: 500e9},
 	{Path: "/dev/nvme1n1", Bus: "nvme", Model: "WD/BLACK SN770", Serial: "22A1", Size: 1000e9},
@@ -20,8 +20,8 @@ var shelf = []Disk{
 	{Path: "/dev/mmcblk1", Bus: "sd", Model: "", Serial: "0x2", Size: 32e9},
 }
 
-// TestRule checks that a rule selects one disk, none, or reports several. It never chooses between
-// two that it cannot distinguish, and selects a removable disk only if the rule names its bus.
+// TestRule checks which disks match a rule. It must not choose between disks that it cannot
+// distinguish, and a removable disk must match only if the rule names its bus.
 func TestRule(t *testing.T) {
 	for _, c := range []struct{ rule, want string }{
 		{"only", "nvme0n1 nvme1n1 sda sdb mmcblk0"},
@@ -48,7 +48,7 @@ func TestRule(t *testing.T) {
 		{"bus=mmc", "mmcblk0"},
 		{"bus=sd", "mmcblk1"},
 		{"smallest-sd", "mmcblk1"},
-		{"/dev/sdb", ""}, // no such device here
+		{"/dev/sdb", ""}, // there is no such device here
 	} {
 		r, err := ParseRule(c.rule)
 		if err != nil {
@@ -81,7 +81,7 @@ func TestRuleByPath(t *testing.T) {
 	}
 }
 
-// TestRuleRefuses checks that all errors of a rule are reported at once, with the allowed values.
+// TestRuleRefuses checks that all errors of a rule are reported together, with the allowed values.
 func TestRuleRefuses(t *testing.T) {
 	for rule, wants := range map[string][]string{
 		"":                             {"a term is empty"},
@@ -115,8 +115,8 @@ func TestRuleRefuses(t *testing.T) {
 	}
 }
 
-// TestStorageNetwork checks that a disk of a storage network, which other machines may share, is
-// not internal.
+// TestStorageNetwork checks that a disk of a storage network is not internal, because other
+// machines may use it too.
 func TestStorageNetwork(t *testing.T) {
 	for _, bus := range []string{"fc", "fcoe", "iscsi", "sbp"} {
 		lun := Disk{Path: "/dev/sdz", Bus: bus, Size: 1}
@@ -132,7 +132,7 @@ func TestStorageNetwork(t *testing.T) {
 	}
 }
 
-// FuzzRule checks that a rule selects a removable disk only if it names its bus.
+// FuzzRule checks that a removable disk matches only if the rule names its bus.
 func FuzzRule(f *testing.F) {
 	for _, s := range []string{"only", "smallest-nvme", "model=[a-z]*,size>=1G", "/dev/sda"} {
 		f.Add(s)
@@ -150,7 +150,7 @@ func FuzzRule(f *testing.F) {
 	})
 }
 
-// TestSame checks that each difference between two disks of the same name is detected.
+// TestSame checks that Same notices every difference between two disks with the same path.
 func TestSame(t *testing.T) {
 	d := Disk{Path: "/dev/sda", Bus: "sata", Model: "Samsung", Serial: "S1"}
 	if now := d; !d.Same(&now) {

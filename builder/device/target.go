@@ -11,29 +11,29 @@ import (
 	"github.com/edgebake/edgebake/ondisk/file"
 )
 
-// Target is an open disk, or a file used as one, to be written completely. While a disk is open, no
-// other program can open it exclusively, and the kernel does not mount it.
+// Target is an open disk, or a file used as one, that will be overwritten completely. While a disk
+// is open, no other program can open it exclusively, and the kernel does not mount it.
 type Target struct {
-	// Size and Sector are in bytes. Sector is 0 for a file.
+	// Size is in bytes. Sector is the size of a sector in bytes, or 0 for a file.
 	Size, Sector int64
 
 	f *os.File
-	// block is true for a block device.
+	// block means that this is a block device.
 	block bool
-	// direct is true if reads and writes bypass the page cache.
+	// direct means that reads and writes bypass the page cache.
 	direct bool
-	// zeroes is true if the device itself can zero ranges.
+	// zeroes means that the device itself can zero ranges.
 	zeroes bool
 }
 
 // ErrBusy means that the device is in use.
 var ErrBusy = errors.New("a program, a mount or another device (LVM, RAID) uses the disk")
 
-// ErrChanged means that a path now leads to another disk or file than the one that was checked.
+// ErrChanged means that the path leads to another disk or file than the one that was checked.
 var ErrChanged = errors.New("the disk was replaced after edgebake had checked it; nothing was written: run edgebake again")
 
-// sameKind checks that the opened file is a regular file or a disk, as IsFile reported. The path
-// may have been replaced in between.
+// sameKind checks that the opened file is a regular file or a disk, as IsFile reported before. The
+// file at the path may have been replaced meanwhile.
 func sameKind(f *os.File, isFile bool) error {
 	fi, err := f.Stat()
 	if err != nil {
@@ -49,7 +49,7 @@ func sameKind(f *os.File, isFile bool) error {
 // IsFile reports whether the target is a regular file.
 func (t *Target) IsFile() bool { return !t.block }
 
-// IsFile reports whether path is a regular file.
+// IsFile reports whether the file at path is a regular file, as opposed to a block device.
 func IsFile(path string) (bool, error) {
 	fi, err := os.Stat(path)
 	switch {
@@ -71,15 +71,15 @@ func IsFile(path string) (bool, error) {
 	return false, errors.New("this is neither a block device nor a file")
 }
 
-// amongDevices reports whether a path is in /dev, where a new regular file would be in memory and
-// lost at a reboot. /dev/shm is allowed: it is meant for files.
+// amongDevices reports whether a path is in /dev. A new file there would be in memory and lost at a
+// reboot. /dev/shm is meant for files and does not count.
 func amongDevices(path string) bool {
 	path, err := filepath.Abs(path)
 	return err == nil && strings.HasPrefix(path, "/dev/") && !strings.HasPrefix(path, "/dev/shm/")
 }
 
-// Hide makes a file readable only by its owner, before secrets are written to it. It does not
-// change the permissions of a disk.
+// Hide makes a file readable only by its owner, before secrets are written to it. It does nothing
+// for a disk.
 func (t *Target) Hide() error {
 	if t.block {
 		return nil
@@ -87,8 +87,8 @@ func (t *Target) Hide() error {
 	return file.Hide(t.f)
 }
 
-// Close closes the disk.
+// Close closes the disk or file.
 func (t *Target) Close() error { return t.f.Close() }
 
-// align is the alignment of buffers for direct I/O.
+// align is the alignment of buffers for direct I/O, in bytes.
 const align = 4096

@@ -26,11 +26,11 @@ func Open(path string) (*Target, error) {
 	return open(path, isFile)
 }
 
-// open opens path as a file or as a disk.
+// open opens path as a file or, if isFile is false, as a disk.
 func open(path string, isFile bool) (*Target, error) {
 	flags := os.O_RDWR
 	if !isFile {
-		// For a block device, O_EXCL fails if another program or a mount uses it.
+		// With O_EXCL, opening a block device fails if another program or a mount uses it.
 		flags |= unix.O_EXCL | unix.O_DIRECT
 	}
 	f, err := os.OpenFile(path, flags, 0)
@@ -68,7 +68,7 @@ func open(path string, isFile bool) (*Target, error) {
 	return t, nil
 }
 
-// look reads the size and the capabilities of a disk.
+// look reads the size and the capabilities of the target.
 func (t *Target) look() (err error) {
 	if t.Size, err = t.f.Seek(0, io.SeekEnd); err != nil || !t.block {
 		return err
@@ -78,11 +78,11 @@ func (t *Target) look() (err error) {
 		return fmt.Errorf("reading the sector size: %w", err)
 	}
 	t.Sector = int64(n)
-	// Some kernels open a read-only disk for writing, but fail the first write.
+	// Some kernels allow opening a read-only disk for writing, and fail only at the first write.
 	if ro, err := unix.IoctlGetInt(int(t.f.Fd()), unix.BLKROGET); err == nil && ro != 0 {
 		return errReadOnly
 	}
-	// 0 means that the kernel would write the zeros itself.
+	// In the limit, 0 means that the kernel would write the zeros itself.
 	var st unix.Stat_t
 	if err := unix.Fstat(int(t.f.Fd()), &st); err != nil {
 		return err
@@ -97,7 +97,7 @@ func isAligned(b []byte) bool {
 	return uintptr(unsafe.Pointer(unsafe.SliceData(b)))%align == 0
 }
 
-// aligned returns b if it is aligned, or else a new buffer of its length.
+// aligned returns b if it is aligned, or else a new aligned buffer of the same length.
 func aligned(b []byte) []byte {
 	if isAligned(b) {
 		return b
@@ -107,7 +107,7 @@ func aligned(b []byte) []byte {
 	return room[at%align:][:len(b)]
 }
 
-// WriteAt writes p at off. Data is durable only after Sync.
+// WriteAt writes p at off. The data is durable only after Sync.
 func (t *Target) WriteAt(p []byte, off int64) (int, error) {
 	if t.direct {
 		if !isAligned(p) {
@@ -119,10 +119,11 @@ func (t *Target) WriteAt(p []byte, off int64) (int, error) {
 	return t.f.WriteAt(p, off)
 }
 
-// ReadAt reads from the medium, not from the page cache, if Sync was called after the last write.
+// ReadAt reads from the medium instead of the page cache, provided that Sync was called after the
+// last write.
 func (t *Target) ReadAt(p []byte, off int64) (int, error) {
 	if !t.direct {
-		// Drop the clean pages from the cache.
+		// Remove the range from the page cache.
 		_ = unix.Fadvise(int(t.f.Fd()), off, int64(len(p)), unix.FADV_DONTNEED)
 		return t.f.ReadAt(p, off)
 	}
@@ -142,7 +143,7 @@ func (t *Target) ReadAt(p []byte, off int64) (int, error) {
 // Sync waits until all data is on the medium.
 func (t *Target) Sync() error { return t.f.Sync() }
 
-// ioctl issues an ioctl for a range of the disk.
+// ioctl calls an ioctl that takes a range of the disk.
 func (t *Target) ioctl(request uintptr, off, n int64) error {
 	arg := [2]uint64{uint64(off), uint64(n)}
 	_, _, errno := unix.Syscall(unix.SYS_IOCTL, t.f.Fd(), request, uintptr(unsafe.Pointer(&arg)))
@@ -154,8 +155,8 @@ func (t *Target) ioctl(request uintptr, off, n int64) error {
 }
 
 // Zero makes a range read as zeros permanently, which discarding does not guarantee. If the device
-// cannot zero it, Zero reads it and writes only the parts that are not zero: sticks and cards read
-// several times faster than they write.
+// cannot zero ranges, Zero reads the range and writes only to parts that are not zero, because
+// sticks and cards read several times faster than they write.
 func (t *Target) Zero(off, n int64) error {
 	switch {
 	case n <= 0:
@@ -169,7 +170,7 @@ func (t *Target) Zero(off, n int64) error {
 		if t.ioctl(unix.BLKZEROOUT, off, n) == nil {
 			return nil
 		}
-		// Some devices claim support and fail: continue with writing.
+		// Some devices claim support but fail: write zeros instead.
 	}
 	const step = 4 << 20
 	b := aligned(make([]byte, min(n, step)))
@@ -189,16 +190,16 @@ func (t *Target) Zero(off, n int64) error {
 	return nil
 }
 
-// Discard tells the device that a range is unused; its contents are then undefined. It ignores
-// errors: many devices do not support it.
+// Discard tells the device that a range is unused. Its contents become undefined. Discard ignores
+// errors, because many devices do not support it.
 func (t *Target) Discard(off, n int64) {
 	if t.block && n > 0 {
 		_ = t.ioctl(unix.BLKDISCARD, off, n)
 	}
 }
 
-// Reread makes the kernel read the partition table again. Otherwise it does so only when the disk
-// is plugged in.
+// Reread makes the kernel read the partition table again. Otherwise, the kernel reads it only when
+// the disk is plugged in.
 func (t *Target) Reread() {
 	if t.block {
 		_ = unix.IoctlSetInt(int(t.f.Fd()), unix.BLKRRPART, 0)

@@ -14,13 +14,13 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// loop makes a loop device of a new file.
+// loop makes a loop device of a new file of old data.
 func loop(t *testing.T, size int64, args ...string) (dev, file string) {
 	t.Helper()
 	return loopOf(t, bytes.Repeat([]byte("old data"), int(size/8)), args...)
 }
 
-// loopOf makes a loop device with that content.
+// loopOf makes a loop device with this content.
 func loopOf(t *testing.T, content []byte, args ...string) (dev, file string) {
 	t.Helper()
 	desk.NeedRoot(t, "it makes loop devices")
@@ -38,8 +38,8 @@ func loopOf(t *testing.T, content []byte, args ...string) (dev, file string) {
 	return dev, file
 }
 
-// TestRealDevices runs the real lsblk on real devices: a free one, a mounted one, a read-only one
-// and one with LVM's signature. Without udev, as in a container, wipefs examines them.
+// TestRealDevices runs lsblk on real devices: an unused one, a mounted one, a read-only one, and
+// one with a signature of LVM. Without udev, as in a container, wipefs examines them.
 func TestRealDevices(t *testing.T) {
 	desk.NeedProgram(t, "lsblk", "util-linux")
 	free, _ := loop(t, 16<<20, "--sector-size", "4096")
@@ -53,7 +53,7 @@ func TestRealDevices(t *testing.T) {
 		desk.Lacks(t, "mount: %v: %s", err, out)
 	}
 	t.Cleanup(func() { exec.Command("umount", at).Run() })
-	member, _ := loopOf(t, append([]byte("HM\x01\x00"), make([]byte, 16<<20-4)...)) // LVM1's signature
+	member, _ := loopOf(t, append([]byte("HM\x01\x00"), make([]byte, 16<<20-4)...)) // signature of LVM1
 	_ = exec.Command("udevadm", "settle", "--timeout=10").Run()                     // waits for udev, if it runs
 	devices, err := List(t.Context())
 	if err != nil {
@@ -77,12 +77,12 @@ func TestRealDevices(t *testing.T) {
 	if _, err := Open(locked); err == nil {
 		t.Error("a read-only device was opened")
 	}
-	// The machine that runs the test may have any disks.
+	// Any disks may be present on the machine that runs the test.
 	t.Logf("%d disks", len(devices.Disks()))
 }
 
-// TestZeroByHand zeroes a device that cannot write zeros itself, and that may return old content
-// for discarded blocks.
+// TestZeroByHand zeroes a device that cannot zero ranges itself and may return old content for
+// discarded blocks.
 func TestZeroByHand(t *testing.T) {
 	dev, _ := loop(t, 16<<20)
 	d, err := Open(dev)
@@ -102,7 +102,7 @@ func TestZeroByHand(t *testing.T) {
 	if b[0] != 'o' || rest[0] != 'o' || len(bytes.Trim(b[4096:][:9<<20], "\x00")) > 0 {
 		t.Error("the range is not zero, or bytes outside of it were changed")
 	}
-	// Odd offsets and lengths, as in reading a partition table.
+	// Read at odd offsets and lengths, as for a partition table.
 	for _, x := range []struct{ off, n int }{{1, 3}, {511, 2}, {4095, 4098}, {0, 512}} {
 		got := make([]byte, x.n)
 		if _, err := d.ReadAt(got, int64(x.off)); err != nil || !bytes.Equal(got, b[x.off:][:x.n]) {
@@ -114,7 +114,7 @@ func TestZeroByHand(t *testing.T) {
 	}
 }
 
-// TestReadsTheMedium checks that ReadAt returns the medium's content, not the page cache's.
+// TestReadsTheMedium checks that ReadAt returns the content of the medium, not of the page cache.
 func TestReadsTheMedium(t *testing.T) {
 	dev, file := loop(t, 16<<20)
 	cache, err := os.Open(dev)
@@ -186,8 +186,8 @@ func TestOpenOther(t *testing.T) {
 	}
 }
 
-// TestFileAmongDevices checks that a file in /dev is rejected. A program leaves such a file if it
-// writes to a missing disk. It is in memory, so an image written to it would be lost.
+// TestFileAmongDevices checks that a file in /dev is rejected. A program makes such a file if it
+// writes to a missing disk. The file is in memory, so an image in it would be lost.
 func TestFileAmongDevices(t *testing.T) {
 	if _, err := IsFile("/dev/edgebake-none"); !errors.Is(err, fs.ErrNotExist) || strings.Contains(err.Error(), "truncate") {
 		t.Errorf("%v", err)
@@ -213,8 +213,8 @@ func TestFileAmongDevices(t *testing.T) {
 	}
 }
 
-// TestUsers checks that a program that writes to a disk without opening it exclusively is named,
-// and one that only reads is not.
+// TestUsers checks that the error names a program that writes to a disk without opening it
+// exclusively, but not a program that only reads it.
 func TestUsers(t *testing.T) {
 	dev, _ := loop(t, 16<<20)
 	if err := Users("/proc", dev); err != nil {

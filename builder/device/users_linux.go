@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrUsers means that programs have a disk open for writing. O_EXCL does not
-// detect programs that do not claim it, for example virtual machines.
+// ErrUsers means that programs have a disk open for writing. O_EXCL does not detect programs that
+// open it without O_EXCL, such as virtual machines.
 type ErrUsers struct{ Programs []string }
 
 func (e *ErrUsers) Error() string {
@@ -20,11 +20,11 @@ func (e *ErrUsers) Error() string {
 }
 
 // Users returns an *ErrUsers if other programs have the disk at path, or one of its partitions,
-// open for writing. Only root sees the programs of all users. proc is /proc, except in tests.
+// open for writing. Only root can see the programs of other users. proc is /proc, except in tests.
 func Users(proc, path string) error {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFBLK {
-		return nil // the caller has already opened it
+		return nil // the caller has opened the disk, and reports errors
 	}
 	devs := []uint64{st.Rdev}
 	parts, _ := filepath.Glob(fmt.Sprintf("/sys/dev/block/%d:%d/*/dev", unix.Major(st.Rdev), unix.Minor(st.Rdev)))
@@ -57,8 +57,8 @@ func Users(proc, path string) error {
 	return e
 }
 
-// writes reports whether a descriptor is open for writing. /proc/PID/fdinfo/FD
-// has its flags in octal.
+// writes reports whether a file descriptor is open for writing. fd is a path /proc/PID/fd/FD;
+// /proc/PID/fdinfo/FD contains its flags in octal.
 func writes(fd string) bool {
 	b, err := os.ReadFile(filepath.Join(filepath.Dir(filepath.Dir(fd)), "fdinfo", filepath.Base(fd)))
 	if err != nil {

@@ -2,5 +2,5 @@
 
 package device
 
-// Users always returns nil: only Linux reports which programs have a disk open.
+// Users returns nil: only Linux reports which programs have a disk open.
 func Users(proc, path string) error { return nil }

@@ -15,14 +15,14 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// fileBlobs opens blobs of a directory, as the cache does.
+// fileBlobs is a directory of blobs, opened as the cache opens them.
 type fileBlobs string
 
 func (d fileBlobs) OpenBlob(name string) (tree.BlobFile, error) {
 	return os.Open(filepath.Join(string(d), name))
 }
 
-// realistic returns an image with 15,000 files of 500 MB in total, all from one blob on disk.
+// realistic returns an image with 15,000 files of 500 MB in total. All are ranges of one blob.
 func realistic(b *testing.B) (Spec, fileBlobs) {
 	b.Helper()
 	d := b.TempDir()
@@ -35,7 +35,7 @@ func realistic(b *testing.B) (Spec, fileBlobs) {
 	rnd := rand.NewChaCha8([32]byte{1})
 	buf := make([]byte, 1<<20)
 	for off := int64(0); off < size; off += int64(len(buf)) {
-		rnd.Read(buf[:len(buf)/2]) // the rest is unchanged: half of it compresses
+		rnd.Read(buf[:len(buf)/2]) // the other half stays zero and compresses
 		if _, err := f.WriteAt(buf, off); err != nil {
 			b.Fatal(err)
 		}
@@ -62,8 +62,8 @@ func realistic(b *testing.B) (Spec, fileBlobs) {
 	}}, fileBlobs(d)
 }
 
-// BenchmarkWrite writes a whole image, then has dd write the bytes of its files to the same file
-// system, in turn; "x-dd" is the ratio of the times.
+// BenchmarkWrite alternates between writing an image and writing the bytes of its files with dd to
+// the same file system. "x-dd" is the ratio of their times.
 func BenchmarkWrite(b *testing.B) {
 	for _, zstd := range []bool{false, true} {
 		b.Run(fmt.Sprintf("zstd=%v", zstd), func(b *testing.B) {
@@ -100,8 +100,8 @@ func BenchmarkWrite(b *testing.B) {
 	}
 }
 
-// BenchmarkGolden computes the golden digest, then one plain SHA-256 of the same image, in turn;
-// "x-sha256" is the ratio of the times.
+// BenchmarkGolden alternates between computing the golden digest and one plain SHA-256 of the same
+// image. "x-sha256" is the ratio of their times.
 func BenchmarkGolden(b *testing.B) {
 	s, blobs := realistic(b)
 	l, err := Compute(s)

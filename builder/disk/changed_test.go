@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestChangedBlobs checks that a blob that changes during the build prevents an image in each
-// format, and that an existing image stays.
+// TestChangedBlobs checks that no image is made, in any format, if a blob changes during the build.
+// An existing image stays.
 func TestChangedBlobs(t *testing.T) {
 	s, blobs := sample()
 	changed := errors.New("a blob has changed")

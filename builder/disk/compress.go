@@ -17,60 +17,60 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Archive is a disk to be compressed. Each file system, and each gap between them, is cut into
-// content-defined chunks (package chunk), one frame each. The frames of the slot are stored
-// uncompressed, so that stamping can replace their content.
+// Archive is a disk to be compressed. Each file system, and each gap between file systems, is cut
+// into content-defined chunks (package chunk), with one frame for each. The slot's frames are not
+// compressed, so that stamping can replace their content.
 type Archive struct {
 	Size  int64
 	Parts []ondisk.PartitionInfo
-	// Read fills b with the bytes of the disk at off. If zero is true, they are all zeros and b is
+	// Read reads len(b) bytes at off into b. If zero is true, they are all zero, and b is
 	// undefined. Read is not called for the slot.
 	Read func(b []byte, off int64) (zero bool, err error)
 	// Slot returns the bytes of the slot. It is called after all calls of Read.
 	Slot func() ([]byte, error)
-	// Index, if set, returns the frame with the index of the chunks. It is called after Slot.
+	// Index, if set, returns the frame with the chunk index. It is called after Slot.
 	Index func([]chunk.Part) ([]byte, error)
-	// Stored, if set, is called for each range of the disk, in order, when it has been stored.
+	// Stored, if set, is called in order for each range of the disk that has been stored.
 	Stored func(off, n int64)
 }
 
-// indexed reports whether the index of an image lists the chunks of the partition with that label.
+// indexed reports whether the chunk index lists the chunks of the partition with this label.
 func indexed(label string) bool {
 	return label == ondisk.LabelESP || label == ondisk.LabelRootA || label == ondisk.LabelData
 }
 
 // piece is one chunk to be added to the archive.
 type piece struct {
-	off     int64 // on the disk
+	off     int64 // offset on the disk
 	n       int
 	content []byte      // nil for a hole or a part of the slot
-	part    *chunk.Part // the index part that lists it, or nil
+	part    *chunk.Part // the part of the index that lists the chunk, or nil
 	slot    bool
 
 	packed []byte
 	sum    uint32
 	digest [32]byte
-	packer chan struct{} // closed when the piece is packed
+	packer chan struct{} // closed when the chunk is packed
 }
 
-// compressor writes one Archive. One goroutine cuts it into pieces, workers
-// pack them in parallel, and one goroutine stores them in order.
+// compressor writes an Archive. One goroutine cuts the disk into pieces, workers pack them in
+// parallel, and one goroutine stores them in order.
 type compressor struct {
 	*Archive
 	out   File
 	enc   *seekable.Encoder
 	table seekable.Table
-	parts []*chunk.Part // created by cut; store adds their chunks
-	slots []int         // frames of the slot
+	parts []*chunk.Part // cut adds the parts, and store adds their chunks
+	slots []int         // indexes of the slot's frames
 
 	ctx     context.Context
 	work    chan *piece
 	stored  chan *piece
-	rooms   sync.Pool // of *[]byte, buffers for contents
-	packets sync.Pool // of *[]byte, buffers for packed frames
+	rooms   sync.Pool // of *[]byte, for contents
+	packets sync.Pool // of *[]byte, for packed frames
 }
 
-// File is the file that an archive is written to. The index is read back from it.
+// File is the file to which an archive is written. Compress reads the index back from it.
 type File interface {
 	io.ReaderAt
 	io.WriterAt
@@ -82,7 +82,7 @@ func Compress(ctx context.Context, out File, a Archive) error {
 	if err != nil {
 		return err
 	}
-	const ahead = 32 // pieces in memory, of at most chunk.MaxSize
+	const ahead = 32 // pieces in memory, each of at most chunk.MaxSize
 	g, ctx := errgroup.WithContext(ctx)
 	c := &compressor{Archive: &a, out: out, enc: enc, ctx: ctx, work: make(chan *piece, ahead), stored: make(chan *piece, ahead)}
 	c.rooms.New = func() any {
@@ -113,7 +113,7 @@ func Compress(ctx context.Context, out File, a Archive) error {
 	return c.finish()
 }
 
-// cut sends the pieces of the whole disk to the workers.
+// cut cuts the whole disk into pieces, and sends them to the workers.
 func (c *compressor) cut() error {
 	parts := slices.SortedFunc(slices.Values(c.Parts), func(a, b ondisk.PartitionInfo) int { return cmp.Compare(a.Start, b.Start) })
 	at := int64(0)
@@ -133,8 +133,8 @@ func (c *compressor) cut() error {
 	return c.region(at, c.Size, "")
 }
 
-// region cuts a range of the disk: the file system of a partition, or a gap, which has an empty
-// label.
+// region cuts one range of the disk: the file system in the partition with this label or, if label
+// is empty, a gap.
 func (c *compressor) region(from, to int64, label string) error {
 	if from > to || from%chunk.Block != 0 {
 		return fmt.Errorf("BUG: partition %q, or the gap before it, has bytes %d to %d", label, from, to)
@@ -160,7 +160,7 @@ func (c *compressor) region(from, to int64, label string) error {
 	})
 }
 
-// send queues a piece with a copy of its content, for the workers and for store.
+// send queues a piece with a copy of its content.
 func (c *compressor) send(p *piece, content []byte) error {
 	p.packer = make(chan struct{})
 	if content != nil {
@@ -177,11 +177,11 @@ func (c *compressor) send(p *piece, content []byte) error {
 	return nil
 }
 
-// pack encodes the frame of a piece.
+// pack makes the frame of a piece.
 func (c *compressor) pack(p *piece) {
 	defer close(p.packer)
 	switch {
-	case p.slot: // written by finish
+	case p.slot: // finish writes it
 	case p.content == nil && p.n == seekable.FrameSize:
 		p.packed, p.sum = c.enc.Zero(), zeroFrameSum()
 	case p.content == nil:
@@ -196,7 +196,7 @@ func (c *compressor) pack(p *piece) {
 	}
 }
 
-// store appends the frames to the archive, in order.
+// store appends the frames to the file in order.
 func (c *compressor) store() error {
 	frame := 0
 	for p := range c.stored {
@@ -226,7 +226,7 @@ func (c *compressor) store() error {
 	return c.ctx.Err()
 }
 
-// note adds a piece to the index.
+// note adds a piece to the chunk index.
 func (c *compressor) note(p *piece, frame int) {
 	if len(p.part.Chunks) == 0 {
 		p.part.Frame = frame
@@ -234,7 +234,8 @@ func (c *compressor) note(p *piece, frame int) {
 	p.part.Chunks = append(p.part.Chunks, chunk.Chunk{Size: int64(p.n), Hole: p.content == nil, Sum: p.digest})
 }
 
-// finish writes the slot into its reserved frames, and the index and the table after all frames.
+// finish writes the slot into its reserved frames, and then the index and the frame table at the
+// end.
 func (c *compressor) finish() error {
 	if len(c.slots) > 0 {
 		content, err := c.Slot()
@@ -269,8 +270,8 @@ func (c *compressor) finish() error {
 	return c.verify(c.table.End() + int64(len(tail)))
 }
 
-// verify reads the index as an update does and compares it with the frames. A wrong index cannot be
-// repaired once the image is in use.
+// verify reads the index as an update does, and compares it with the frames: a wrong index cannot
+// be repaired once the image is in use.
 func (c *compressor) verify(size int64) error {
 	i, err := update.Open(c.out, size)
 	if err == nil {
@@ -282,5 +283,5 @@ func (c *compressor) verify(size int64) error {
 	return nil
 }
 
-// zeroFrameSum is the checksum of a whole frame of zeros.
+// zeroFrameSum returns the checksum of a full frame of zeros.
 var zeroFrameSum = sync.OnceValue(func() uint32 { return seekable.Sum(make([]byte, seekable.FrameSize)) })

@@ -14,7 +14,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk/update"
 )
 
-// threeParts returns a disk with three indexed file systems of data, one after the other.
+// threeParts returns a disk with three indexed file systems that follow each other directly.
 func threeParts() ([]byte, Archive) {
 	const size = 192 << 10
 	b := make([]byte, 3*size)
@@ -33,8 +33,8 @@ func threeParts() ([]byte, Archive) {
 	return b, a
 }
 
-// TestIndexIsComplete repeats small parts often, so that one goroutine begins a part of the index
-// while another still adds chunks to the part before.
+// TestIndexIsComplete repeatedly compresses short file systems: one goroutine then begins a part of
+// the index while another still adds chunks to the part before.
 func TestIndexIsComplete(t *testing.T) {
 	b, a := threeParts()
 	path := filepath.Join(t.TempDir(), "image")
@@ -76,7 +76,7 @@ func TestIndexIsComplete(t *testing.T) {
 	}
 }
 
-// TestWrongIndexIsNoImage checks that no archive is written if its index does not match its frames.
+// TestWrongIndexIsNoImage checks that Compress fails if the index does not match the frames.
 func TestWrongIndexIsNoImage(t *testing.T) {
 	for name, spoil := range map[string]func(p *chunk.Part){
 		"a chunk is missing": func(p *chunk.Part) { p.Chunks = p.Chunks[1:] },

@@ -14,17 +14,16 @@ import (
 	"github.com/edgebake/edgebake/ondisk/seekable"
 )
 
-// Digest identifies the contents of a disk, without its slot.
+// Digest identifies the contents of a disk, except its slot.
 type Digest struct {
 	// Golden covers all partitions except the slot.
 	Golden string
-	// Parts has one digest for each partition, by label, to find the one that
-	// differs.
+	// Parts maps each partition's label to its digest, to find the partitions that differ.
 	Parts map[string]string
 }
 
-// DigestOf combines the digests of the chunks. sum returns the digest of the n bytes at off; n is
-// at most Align. The format of Golden (docs/decisions/0002-golden-digest.md) must not change.
+// DigestOf combines the digests of chunks. sum returns the digest of the n bytes at off; n is at
+// most Align. The format of Golden must not change (docs/decisions/0002-golden-digest.md).
 func DigestOf(parts []ondisk.PartitionInfo, sum func(off, n int64) [32]byte) Digest {
 	d := Digest{Parts: map[string]string{}}
 	h := sha256.New()
@@ -46,8 +45,8 @@ func DigestOf(parts []ondisk.PartitionInfo, sum func(off, n int64) [32]byte) Dig
 	return d
 }
 
-// chunkSum returns the digest of a chunk. Many chunks are all zeros, which is
-// faster to detect than to hash.
+// chunkSum returns the digest of a chunk. It checks for zeros first, which is faster than hashing:
+// many chunks contain only zeros.
 func chunkSum(b []byte) [32]byte {
 	if len(b) == Align && seekable.IsZero(b) {
 		return zeroSum()
@@ -55,17 +54,17 @@ func chunkSum(b []byte) [32]byte {
 	return sha256.Sum256(b)
 }
 
-// zeroSum is the digest of a whole chunk of zeros.
+// zeroSum returns the digest of a full chunk of zeros.
 var zeroSum = sync.OnceValue(func() [32]byte { return sha256.Sum256(make([]byte, Align)) })
 
 // Source is a disk to hash.
 type Source struct {
-	// Read returns n bytes at off, in buf if it is long enough. If zero is true,
-	// all are zeros and b is nil. It is called by several goroutines.
+	// Read returns the n bytes at off, and may use buf. If zero is true, they are all zero, and b
+	// is nil. Several goroutines call it.
 	Read func(buf []byte, off, n int64) (b []byte, zero bool, err error)
 	// Progress, if set, is called with the bytes hashed so far.
 	Progress func(done, total int64)
-	// Spare, if set, leaves one of several processors unused until Spare is closed.
+	// Spare, if not nil, leaves one of several processors unused until it is closed.
 	Spare <-chan struct{}
 }
 
@@ -118,14 +117,14 @@ func Digests(ctx context.Context, src Source, parts []ondisk.PartitionInfo) (Dig
 	return DigestOf(parts, func(off, _ int64) [32]byte { return sums[index[off]] }), nil
 }
 
-// Parallel calls workers with 0…n-1 on all processors. worker creates one worker with its own
-// buffers. Parallel returns the first error.
+// Parallel calls a worker once for each number from 0 to n-1, on all processors. worker makes a
+// worker with its own buffers. Parallel returns the first error.
 func Parallel(ctx context.Context, n int, worker func() func(int) error) error {
 	return parallel(ctx, n, nil, worker)
 }
 
-// parallel is like Parallel, but if spare is set, the last of several workers starts only after
-// spare is closed.
+// parallel is Parallel. If spare is not nil, the last of several workers starts only after spare is
+// closed.
 func parallel(ctx context.Context, n int, spare <-chan struct{}, worker func() func(int) error) error {
 	var next atomic.Int64
 	var failed atomic.Bool
@@ -168,27 +167,28 @@ func parallel(ctx context.Context, n int, spare <-chan struct{}, worker func() f
 	return nil
 }
 
-// tracker records which chunks are written, and hashes each in the background when the writer moves
-// on. A chunk that is written again later is hashed again at the end.
+// tracker records which chunks are written. It hashes a chunk in the background when the writer
+// continues with another one. If the chunk is written again later, it is hashed again at the end.
 type tracker struct {
 	f      io.ReaderAt
 	size   int64
-	mu     sync.Mutex // serializes writes
+	mu     sync.Mutex // locked during a write
 	chunks []tracked
-	at     int // the chunk being written; -1 if none
+	at     int // index of the chunk being written; -1 for none
 
-	left  chan visit // chunks to hash; nil once there are no more
+	left  chan visit // chunks to hash; nil after stop
 	ended chan struct{}
 }
 
-// tracked is the state of one chunk. sum is the digest that the chunk had after sumOf writes.
+// tracked is the state of one chunk: its number of writes, and the digest that it had after sumOf
+// writes.
 type tracked struct {
 	writes uint32
 	sumOf  uint32
 	sum    [32]byte
 }
 
-// visit is a chunk and the number of its writes so far.
+// visit is a chunk to hash, with its number of writes at that time.
 type visit struct {
 	chunk  int
 	writes uint32
@@ -202,7 +202,7 @@ func newTracker(f io.ReaderAt, size int64) *tracker {
 	return t
 }
 
-// hash hashes chunks that the writer has left. It ignores read errors: rehash reads the chunk again
+// hash hashes the chunks in left. It ignores read errors, because rehash reads such a chunk again
 // and returns the error.
 func (t *tracker) hash(left <-chan visit) {
 	defer close(t.ended)
@@ -215,7 +215,7 @@ func (t *tracker) hash(left <-chan visit) {
 	}
 }
 
-// write calls do, which writes b at off, and records the chunks it covers.
+// write calls do, which writes b at off, and records the chunks that b covers.
 func (t *tracker) write(b []byte, off int64, do func() (int, error)) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -233,7 +233,7 @@ func (t *tracker) write(b []byte, off int64, do func() (int, error)) (int, error
 	return n, err
 }
 
-// leave queues the current chunk for hashing.
+// leave queues the chunk that was being written for hashing.
 func (t *tracker) leave() {
 	if t.at < 0 || t.left == nil {
 		return
@@ -242,7 +242,7 @@ func (t *tracker) leave() {
 	t.at = -1
 }
 
-// rehash hashes a chunk whose digest is missing or outdated.
+// rehash hashes a chunk unless its digest is current.
 func (t *tracker) rehash(i int, buf []byte) error {
 	c := &t.chunks[i]
 	if c.writes == c.sumOf {
@@ -256,11 +256,10 @@ func (t *tracker) rehash(i int, buf []byte) error {
 	return nil
 }
 
-// written reports whether a chunk was written to. Otherwise it is a hole.
+// written reports whether a chunk was ever written to. If not, it is a hole.
 func (t *tracker) written(i int) bool { return t.chunks[i].writes > 0 }
 
-// writtenIn reports whether a chunk with some of the n bytes at off was
-// written.
+// writtenIn reports whether a chunk that contains some of the n bytes at off was ever written to.
 func (t *tracker) writtenIn(off, n int64) bool {
 	for i := off / Align; i*Align < off+n; i++ {
 		if t.written(int(i)) {
@@ -279,8 +278,8 @@ func (t *tracker) stop() {
 	}
 }
 
-// finish hashes the remaining chunks after the last write and returns the
-// digests.
+// finish hashes the remaining chunks and returns the digests. It must be called after the last
+// write.
 func (t *tracker) finish(ctx context.Context, parts []ondisk.PartitionInfo) (Digest, error) {
 	t.leave()
 	t.stop()

@@ -1,20 +1,19 @@
-// Package disk computes the layout of a disk image and writes it: a GPT with the
-// EFI system partition, the slot, the root and the data partition. It writes
-// sparsely, in one pass, without root, loop device or mount.
+// Package disk computes the layout of a disk image and writes it: a GPT with the EFI system
+// partition, the slot, the root partitions and the data partition. It writes a sparse file, without
+// root, loop devices or mounts.
 //
-// Compute is pure: a Spec gives a Layout. Every GUID and UUID in it is a hash of the plan's ID and
-// the partition's label. Write writes the layout to a temporary file in the output's directory and
-// renames it when it is complete. An error or an interrupt leaves no file behind.
+// Compute is pure: the same Spec gives the same Layout. Each GUID and UUID is a hash of the plan's
+// ID and the partition's label. Write writes the layout to a temporary file in the output's
+// directory, and renames it when it is complete. After an error or an interrupt, no file is left.
 //
 // Invariants:
-//   - The same Spec and blobs give the same bytes, compressed or not, whatever
-//     the machine, the directory or the number of processors.
-//   - Partitions begin and end on multiples of Align. The slot of a compressed image
-//     consists of whole frames, which stamping replaces.
-//   - Ranges to which nothing is written are holes in the file.
-//   - Only the table and the FAT file systems depend on the disk's sector size.
-//   - The golden digest (docs/decisions/0002-golden-digest.md) covers every
-//     partition except the slot.
+//   - The same Spec and blobs give the same bytes, whether compressed or not. They do not depend on
+//     the computer, the directory or the number of processors.
+//   - Partitions begin and end at multiples of Align. The slot of a compressed image consists of
+//     complete frames, which stamping replaces.
+//   - Ranges that are not written are holes in the file.
+//   - Only the partition table and the FAT file systems depend on the disk's sector size.
+//   - The golden digest (docs/decisions/0002-golden-digest.md) covers every partition except the slot.
 package disk
 
 import (
@@ -33,8 +32,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// Align is the alignment of partitions, and the size of the golden digest's
-// chunks, in bytes.
+// Align is the alignment of partitions in bytes, and the size of the chunks of the golden digest.
 const Align = 4 << 20
 
 // File systems of a Partition.
@@ -47,31 +45,31 @@ const (
 
 const (
 	espSize = 512 << 20
-	// dataJournal is the size of the data partition's journal. The file system
-	// grows to fill the device; a journal cannot grow.
+	// dataJournal is the size of DATA's journal in bytes. DATA's file system will grow to fill the
+	// device, but its journal cannot grow.
 	dataJournal = 64 << 20
-	// bytesPerInode is the default of mke2fs.
+	// bytesPerInode is the default ratio of mke2fs.
 	bytesPerInode = 16 << 10
 )
 
-// Partition is one partition to create.
+// Partition is a partition to create.
 type Partition struct {
-	// Label is the GPT name, one of ondisk's or any other.
+	// Label is the name in the GPT: one of package ondisk's labels, or any other.
 	Label string
-	// FS is FAT12, FAT16, FAT32, Ext4, or empty for a partition of zeros.
+	// FS is FAT12, FAT16, FAT32 or Ext4, or empty for a partition of zeros.
 	FS string
-	// Size is in bytes, rounded up to Align: the size of the file system, or of the partition if FS
-	// is empty. 0 selects the usual size for the slot and the ESP, the size of ROOT-A for ROOT-B,
-	// and the size of contents and headroom for ext4.
+	// Size is the size of the file system in bytes, or of the partition if FS is empty. It is
+	// rounded up to Align. 0 selects a default: the usual size for the slot and the ESP, the size
+	// of ROOT-A for ROOT-B, and the size of contents and free space for ext4.
 	Size int64
-	// Grow is space after the file system, for a larger file system of a later update. HashTree
-	// adds space for the dm-verity hash tree of that larger file system.
+	// Grow is space after the file system, in bytes, for a larger file system of a later update.
+	// HashTree adds space for the dm-verity hash tree of that file system.
 	Grow     int64
 	HashTree bool
-	// Gap is unused space before the partition, rounded up to Align.
+	// Gap is unused space before the partition in bytes, rounded up to Align.
 	Gap int64
-	// FreeBytes and FreeInodes are the headroom of an ext4 partition. It gets at least one free
-	// inode for each 16 KiB of FreeBytes.
+	// FreeBytes and FreeInodes are the free space and the free inodes of an ext4 file system. It
+	// has at least one free inode for each 16 KiB of FreeBytes.
 	FreeBytes, FreeInodes int64
 	Nodes                 []tree.Node
 }
@@ -80,11 +78,10 @@ type Partition struct {
 type Spec struct {
 	// ID is the plan's ID, in hex.
 	ID string
-	// Arch is the GOARCH of the target; it determines the type of the root
-	// partition.
+	// Arch is the GOARCH of the machine. It determines the type of the root partitions.
 	Arch       string
 	SourceDate time.Time
-	// SectorSize is the sector size of the target devices in bytes: 4096, or 512 (also 0).
+	// SectorSize is the sector size of the machine's disk in bytes: 512 (or 0), or 4096.
 	SectorSize int64
 	Partitions []Partition
 }
@@ -96,8 +93,8 @@ type Layout struct {
 	Parts    []ondisk.PartitionInfo
 }
 
-// derive derives an identifier from its arguments. The strings that it hashes are part of the
-// format.
+// derive returns an identifier that depends only on its arguments. The strings that it hashes are
+// part of the disk format and must not change.
 func derive(what, planID, label string) (id [16]byte) {
 	sum := sha256.Sum256([]byte("edgebake " + what + "\x00" + planID + "\x00" + label))
 	copy(id[:], sum[:])
@@ -112,20 +109,20 @@ func format(id [16]byte) string {
 	return s[:8] + "-" + s[8:12] + "-" + s[12:16] + "-" + s[16:20] + "-" + s[20:]
 }
 
-// PartitionGUID returns the PARTUUID of a partition, in lower case as in fstab
-// and on the kernel's command line.
+// PartitionGUID returns the PARTUUID of a partition in lower case, as in fstab and on the kernel's
+// command line.
 func PartitionGUID(planID, label string) string { return format(derive("partition", planID, label)) }
 
-// RandomGUID formats random bytes as a disk GUID. PartitionGUID, called with that GUID as planID,
-// returns the GUIDs of the disk's partitions.
+// RandomGUID formats random bytes as a disk GUID. The partitions of such a disk have the GUIDs that
+// PartitionGUID returns for it as planID.
 func RandomGUID(random [16]byte) string {
 	random[6] = random[6]&0x0f | 0x40 // RFC 9562, version 4
 	random[8] = random[8]&0x3f | 0x80
 	return format(random)
 }
 
-// volumeLabel returns the label of a file system. The system's file system may be in either root
-// partition, so its label names neither.
+// volumeLabel returns the label of a file system. The system can be written to either root
+// partition, so its label must not name one of them.
 func volumeLabel(label string) string {
 	if label == ondisk.LabelRootA {
 		return "ROOT"
@@ -139,7 +136,7 @@ func volumeID(planID, label string) uint32 {
 	return binary.LittleEndian.Uint32(id[:])
 }
 
-// ext4Options returns the options of an ext4 partition, except Size.
+// ext4Options returns the options of an ext4 file system, except Size.
 func (s *Spec) ext4Options(p *Partition) ext4.Options {
 	o := ext4.Options{
 		Label:      volumeLabel(p.Label),
@@ -166,8 +163,8 @@ func (s *Spec) fatOptions(p *Partition, i ondisk.PartitionInfo) fat.Options {
 	return o
 }
 
-// TypeOf returns the GPT type and attributes of a partition. They depend only
-// on label and architecture, so a reader need not trust the table.
+// TypeOf returns the GPT type and attributes of a partition. They depend only on the architecture
+// and the label, so that a reader need not trust the table.
 func TypeOf(arch, label string) (guid string, attributes uint64) {
 	switch label {
 	case ondisk.LabelESP:
@@ -175,22 +172,22 @@ func TypeOf(arch, label string) (guid string, attributes uint64) {
 	case ondisk.LabelSlot:
 		return gpt.TypeBasicData, 0
 	case ondisk.LabelRootA:
-		// The root partition must not be mounted because of its type: another edgebake disk in the
-		// machine may have a root of the same type.
+		// Nothing may mount a root partition because of its type: another edgebake disk in the
+		// machine may have a root partition of the same type.
 		if arch == "arm64" {
 			return gpt.TypeRootARM64, gpt.NoAuto
 		}
 		return gpt.TypeRootAMD64, gpt.NoAuto
 	case ondisk.LabelData:
-		// No other partition may have this type: systemd-repart uses it to find the partition to
-		// grow.
+		// systemd-repart finds the partition to grow by its type, so no other partition may have
+		// it.
 		return gpt.TypeVar, gpt.NoAuto
 	}
 	return gpt.TypeLinux, 0
 }
 
-// hashTreeSize returns the size of the dm-verity hash tree for n bytes in the layout of
-// veritysetup: a superblock, and levels of SHA-256 digests in blocks of 4 KiB.
+// hashTreeSize returns the size of the dm-verity hash tree for n bytes, in bytes. As made by
+// veritysetup, it has a superblock, and levels of SHA-256 digests in blocks of 4 KiB.
 func hashTreeSize(n int64) int64 {
 	const block, perBlock = 4096, 4096 / 32
 	size := int64(block)
@@ -203,7 +200,7 @@ func hashTreeSize(n int64) int64 {
 
 func roundUp(n, to int64) int64 { return (n + to - 1) / to * to }
 
-// content returns the total size of the files; hard links count once.
+// content returns the total size of the files in bytes. Hard links to a file count once.
 func content(nodes []tree.Node) (n int64) {
 	seen := make(map[*tree.Inode]bool, len(nodes))
 	for _, node := range nodes {
@@ -215,7 +212,7 @@ func content(nodes []tree.Node) (n int64) {
 	return n
 }
 
-// Compute computes the layout. It reports all errors of the spec at once.
+// Compute computes the layout. The error contains all problems of the spec.
 func Compute(s Spec) (*Layout, error) {
 	var errs []error
 	if s.ID == "" {
@@ -241,7 +238,7 @@ func Compute(s Spec) (*Layout, error) {
 		at += info.Size
 		l.Parts = append(l.Parts, info)
 	}
-	// Only the backup table needs space here: the device is larger anyway.
+	// The image only needs space for the backup table here: the device is larger anyway.
 	l.Size = at + 1<<20
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
@@ -249,7 +246,7 @@ func Compute(s Spec) (*Layout, error) {
 	return l, nil
 }
 
-// Fill sets the files of a FAT partition after Compute, since they may describe the layout. It
+// Fill sets the files of a FAT partition after Compute, because they may describe the layout. It
 // fails if they do not fit.
 func (s *Spec) Fill(l *Layout, label string, nodes []tree.Node) error {
 	for i := range s.Partitions {
@@ -267,7 +264,7 @@ func (s *Spec) Fill(l *Layout, label string, nodes []tree.Node) error {
 }
 
 // size computes the sizes of a partition and its file system. ROOT-B gets the size of rootA, unless
-// that is nil. bad reports an error.
+// rootA is nil. size calls bad for each error.
 func (s *Spec) size(p *Partition, rootA *ondisk.PartitionInfo, bad func(string, ...any)) ondisk.PartitionInfo {
 	info := ondisk.PartitionInfo{Label: p.Label, GUID: PartitionGUID(s.ID, p.Label), FS: p.FS, Used: content(p.Nodes)}
 	given := p.Size
@@ -296,7 +293,7 @@ func (s *Spec) size(p *Partition, rootA *ondisk.PartitionInfo, bad func(string, 
 	return info
 }
 
-// SizeError means that the size given for a partition is too small.
+// SizeError means that the size given for a partition is too small for its contents.
 type SizeError struct {
 	Label       string
 	Need, Given int64
@@ -306,8 +303,8 @@ func (e *SizeError) Error() string {
 	return fmt.Sprintf("the content and headroom need %d MiB, but the size is %d MiB: increase the size, or remove it to have it computed", roundUp(e.Need, 1<<20)>>20, e.Given>>20)
 }
 
-// fileSystem returns the size of a partition's file system: the given one or, if that is 0, the
-// size that its contents need. bad reports an error.
+// fileSystem returns the size of a partition's file system in bytes: given or, if that is 0, what
+// its contents need. It calls bad for each error.
 func (s *Spec) fileSystem(p *Partition, given int64, bad func(string, ...any)) int64 {
 	switch p.FS {
 	case Ext4:
@@ -352,7 +349,7 @@ func (s *Spec) table(l *Layout) gpt.Table {
 	return t
 }
 
-// Find returns the partition with that label, or nil.
+// Find returns the partition with this label, or nil.
 func (l *Layout) Find(label string) *ondisk.PartitionInfo {
 	for i := range l.Parts {
 		if l.Parts[i].Label == label {

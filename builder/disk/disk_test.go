@@ -42,8 +42,8 @@ func inline(p, s string) tree.Node {
 	return tree.Node{Path: p, Inode: &tree.Inode{Mode: tree.ModeRegular | 0o644, MTime: date, Data: tree.Bytes([]byte(s))}}
 }
 
-// sample returns a small image with all five partitions. The blob is half noise, half text, to test
-// compression with both.
+// sample returns a small image with all five partitions. Its blob is half random and half text, for
+// compression of both.
 func sample() (Spec, disktest.Blobs) {
 	blob := bytes.Repeat([]byte("edgebake "), 3<<20)
 	rand.NewChaCha8([32]byte{1}).Read(blob[:12<<20])
@@ -63,8 +63,8 @@ func sample() (Spec, disktest.Blobs) {
 	}, disktest.Blobs{"b": blob}
 }
 
-// testSlot returns a slot that contains the digest. It is not a file system; the tests of
-// ondisk/slot cover that.
+// testSlot returns a slot that contains the digest. It is not a file system: ondisk/slot has its
+// own tests.
 func testSlot(d Digest) ([]byte, error) {
 	b := make([]byte, ondisk.SlotSize)
 	copy(b, "slot of "+d.Golden)
@@ -113,7 +113,7 @@ func TestCompute(t *testing.T) {
 	if l.Find(ondisk.LabelSlot).Size != ondisk.SlotSize {
 		t.Error("the slot partition does not have ondisk.SlotSize")
 	}
-	// A published GUID must not change: stamped machines have it.
+	// This GUID must not change, because stamped machines have it.
 	if got := PartitionGUID("aa11", "ROOT-A"); got != "48bd4b57-efb1-8fdc-922d-f038450df706" {
 		t.Errorf("GUID of ROOT-A: %s", got)
 	}
@@ -131,9 +131,9 @@ func TestCompute(t *testing.T) {
 	}
 }
 
-// TestRoomForLater checks the space that cannot be added to a disk in the field: for a grown file
-// system with its hash tree in both roots, for a LUKS2 header before DATA, and for the table of a
-// disk with sectors of 4 KiB.
+// TestRoomForLater checks the space that cannot be added to a disk in the field: for a larger file
+// system and its hash tree in both root partitions, for a LUKS2 header before DATA, and for the
+// table of a disk with sectors of 4 KiB.
 func TestRoomForLater(t *testing.T) {
 	s, _ := sample()
 	l, err := Compute(s)
@@ -167,8 +167,8 @@ func TestRoomForLater(t *testing.T) {
 	}
 }
 
-// TestLUKSHeaderFitsTheGap encrypts DATA in place: a partition that begins with the gap has space
-// for a LUKS2 header, and the data of DATA does not move.
+// TestLUKSHeaderFitsTheGap encrypts DATA in place. The gap before DATA must be large enough for a
+// LUKS2 header, and DATA's contents must not move.
 func TestLUKSHeaderFitsTheGap(t *testing.T) {
 	const gap, data = 32 << 20, 8 << 20
 	dir := t.TempDir()
@@ -272,7 +272,7 @@ func TestRawImagePassesEveryOracle(t *testing.T) {
 		if auto := p.Name == ondisk.LabelESP || p.Name == ondisk.LabelSlot || p.Name == ondisk.LabelRootB; auto == (p.Attributes == gpt.NoAuto) {
 			t.Errorf("%s has attributes %x", p.Name, p.Attributes)
 		}
-		// The other programs need the partition in its own file.
+		// The other programs need the partition as a separate file.
 		part := filepath.Join(t.TempDir(), p.Name)
 		disktest.Oracle(t, "dd", "if="+path, "of="+part, "bs=4M", fmt.Sprintf("skip=%d", p.Start/Align), fmt.Sprintf("count=%d", p.Size/Align), "conv=sparse", "status=none")
 		switch want.FS {
@@ -312,8 +312,8 @@ func TestRawImagePassesEveryOracle(t *testing.T) {
 	}
 }
 
-// TestGoldenDigest computes the digest of the finished image as the decision record describes it,
-// and compares it with Golden.
+// TestGoldenDigest computes the golden digest of the finished image as the decision record
+// describes it.
 func TestGoldenDigest(t *testing.T) {
 	s, blobs := sample()
 	path := filepath.Join(t.TempDir(), "image.raw")
@@ -386,8 +386,8 @@ func TestCompressedImageIsTheRawOne(t *testing.T) {
 	if disktest.Sum(t, raw) != disktest.Sum(t, packed+".out") {
 		t.Error("zstd -d gives another image")
 	}
-	// Holes cost almost nothing. The file contains 12 MiB of noise, parts of it three times, the
-	// uncompressed slot, and little else.
+	// Holes must cost almost nothing. The file contains 12 MiB of random data, parts of it three
+	// times, the uncompressed slot, and little else.
 	if st, err := os.Stat(packed); err != nil || st.Size() > 60<<20 {
 		t.Errorf("%v %v", st.Size(), err)
 	}

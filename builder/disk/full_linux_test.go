@@ -16,8 +16,8 @@ import (
 	"github.com/edgebake/edgebake/test/disktest"
 )
 
-// TestFullAndReadOnlyDisks runs itself again in a namespace where it can mount a small and a
-// read-only file system.
+// TestFullAndReadOnlyDisks runs itself again in a namespace, in which it can mount a small file
+// system and a read-only one.
 func TestFullAndReadOnlyDisks(t *testing.T) {
 	disktest.Mounted(t, `mount -t tmpfs -o size=44m none "$0"; mkdir "$0/small" "$0/ro"; mount -t tmpfs -o ro none "$0/ro"`, fullAndReadOnly)
 }
@@ -33,14 +33,14 @@ func fullAndReadOnly(t *testing.T, dir string) {
 		_, err := Write(t.Context(), path, s, l, blobs, WriteOptions{Slot: testSlot, Zstd: zstd})
 		return err
 	}
-	// The compressed image fits where the raw one fits, although the two together would not.
+	// The compressed image must fit where only the raw image fits, not both together.
 	if err := write(filepath.Join(small, "i.zst"), true); err != nil {
 		t.Errorf("compressed: %v", err)
 	}
 	if err := os.Remove(filepath.Join(small, "i.zst")); err != nil {
 		t.Fatal(err)
 	}
-	// Leave space for the contents, but not for the file systems' metadata.
+	// Leave space for the contents, but not for the metadata of the file systems.
 	fill := func(size int) {
 		if err := os.WriteFile(filepath.Join(dir, "ballast"), make([]byte, size), 0o644); err != nil {
 			t.Fatal(err)
@@ -53,7 +53,8 @@ func fullAndReadOnly(t *testing.T, dir string) {
 			t.Errorf("%s: full while writing: %v", name, err)
 		}
 	}
-	// The disk is too full from the beginning, which is reported before anything is written.
+	// Now there is too little space from the beginning, which must be reported before anything is
+	// written.
 	fill(30 << 20)
 	err = write(filepath.Join(small, "i"), false)
 	if !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "too little for the image of at least") {
@@ -68,7 +69,8 @@ func fullAndReadOnly(t *testing.T, dir string) {
 	}
 }
 
-// TestRepartGrowsDataAlone runs systemd-repart as at first boot, with the definition in images.
+// TestRepartGrowsDataAlone runs systemd-repart as at first boot, with the definition from the
+// images.
 func TestRepartGrowsDataAlone(t *testing.T) {
 	s, blobs := sample()
 	d := t.TempDir()
@@ -108,7 +110,7 @@ func TestRepartGrowsDataAlone(t *testing.T) {
 	}
 }
 
-// TestKillLeavesNothing kills a process while it writes.
+// TestKillLeavesNothing kills a process while it writes an image.
 func TestKillLeavesNothing(t *testing.T) {
 	if dir := os.Getenv("EDGEBAKE_TEST_KILL"); dir != "" {
 		s, blobs := sample()

@@ -19,22 +19,21 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// WriteOptions configure Write.
+// WriteOptions configures Write.
 type WriteOptions struct {
-	// Zstd writes the zstd seekable format instead of raw bytes.
+	// Zstd writes the seekable zstd format instead of a raw image.
 	Zstd bool
 	// Force replaces an existing file.
 	Force bool
-	// Slot returns the slot's bytes for the digests. It must be set if the layout
-	// has a slot.
+	// Slot returns the bytes of the slot for these digests. It must be set if the layout has a
+	// slot.
 	Slot func(Digest) ([]byte, error)
-	// ImageInfo is the image's image.json. If it is set, a compressed image gets an index of its
-	// chunks.
+	// ImageInfo is the text of image.json. If it is set, a compressed image gets a chunk index.
 	ImageInfo []byte
-	// SignIndex, if set, signs the encoded index.
+	// SignIndex, if set, signs the encoded chunk index.
 	SignIndex func(body []byte) (string, error)
-	// Unchanged, if set, is called after the last read of a blob. It returns an error if a blob
-	// changed after it was verified; then no image is created.
+	// Unchanged, if set, is called after the last read of a blob. If it returns an error, because a
+	// blob has changed after its verification, no image is made.
 	Unchanged func() error
 	// Progress, if set, is called with the work done so far, in bytes.
 	Progress func(done, total int64)
@@ -49,12 +48,12 @@ type Result struct {
 // PartResult describes a written partition.
 type PartResult struct {
 	Label string
-	// Size is the size of the partition, Free the space in its file system, and Written the data,
-	// in bytes. The rest are holes.
+	// Size is the size of the partition, Free the free space in its file system, and Written the
+	// data, all in bytes. The rest of the partition is holes.
 	Size, Free, Written int64
 }
 
-// Write writes the disk s with the layout l to the file path.
+// Write writes the disk s with the layout l to the file at path.
 func Write(ctx context.Context, path string, s Spec, l *Layout, blobs tree.Blobs, o WriteOptions) (*Result, error) {
 	if err := check(s, l, o); err != nil {
 		return nil, err
@@ -74,7 +73,8 @@ func Write(ctx context.Context, path string, s Spec, l *Layout, blobs tree.Blobs
 	}
 	raw := out
 	if o.Zstd {
-		// File systems are not written in order, so compression needs a complete raw image first.
+		// File systems are written in random order, but compression reads in order: make a raw
+		// image first.
 		if raw, err = file.Create(path, 0o600, o.Force); err != nil {
 			return nil, err
 		}
@@ -97,7 +97,7 @@ func Write(ctx context.Context, path string, s Spec, l *Layout, blobs tree.Blobs
 	return &w.result, nil
 }
 
-// check returns an error if the layout does not match the spec.
+// check returns an error if the layout does not belong to the spec.
 func check(s Spec, l *Layout, o WriteOptions) error {
 	var errs []error
 	if len(s.Partitions) != len(l.Parts) {
@@ -129,7 +129,7 @@ type writer struct {
 	done, total int64
 }
 
-// progress adds n bytes to the work done, at most up to limit, and reports the sum.
+// progress adds n bytes to the work done, but not beyond limit, and reports the sum.
 func (w *writer) progress(n, limit int64) {
 	if w.opts.Progress == nil {
 		return
@@ -184,7 +184,7 @@ func (w *writer) write(out *file.Output) error {
 	return nil
 }
 
-// compress writes the raw image to out as an archive.
+// compress compresses the raw image into out.
 func (w *writer) compress(out *file.Output) error {
 	released := int64(0)
 	a := Archive{
@@ -201,8 +201,9 @@ func (w *writer) compress(out *file.Output) error {
 			return b, err
 		},
 		Stored: func(off, n int64) {
-			// Free the packed space of the raw image, so that both files together need no more than
-			// the raw image alone. One call for several chunks is cheaper.
+			// Release the compressed part of the raw image, so that both files together need no
+			// more space than the raw image alone. Release several chunks at a time, which is
+			// faster.
 			if end := (off + n) / Align * Align; end > released {
 				w.raw.Release(released, end-released)
 				released = end
@@ -219,8 +220,7 @@ func (w *writer) compress(out *file.Output) error {
 	return Compress(w.ctx, out, a)
 }
 
-// slot returns the slot's bytes and their offset; nil if the layout has no
-// slot.
+// slot returns the slot's bytes and their offset. The bytes are nil if the layout has no slot.
 func (w *writer) slot() ([]byte, int64, error) {
 	p := w.layout.Find(ondisk.LabelSlot)
 	if p == nil {
@@ -268,7 +268,7 @@ func (w *writer) partition(p *Partition, i ondisk.PartitionInfo) error {
 	return nil
 }
 
-// region is the part of the disk that a file system's writer may write. A write beyond its end
+// region is the part of the disk that one file system writer may write to. A write beyond its end
 // fails, and so does every write after an interrupt.
 type region struct {
 	w           *writer
@@ -290,7 +290,7 @@ func (r *region) WriteAt(p []byte, off int64) (int, error) {
 	off += r.start
 	n, err := r.w.track.write(p, off, func() (int, error) { return r.w.raw.WriteAt(p, off) })
 	r.written += int64(n)
-	if !r.w.opts.Zstd { // with Zstd, the raw file is temporary
+	if !r.w.opts.Zstd { // with Zstd, the raw file is only temporary
 		r.w.raw.WriteBehind(off)
 	}
 	r.w.progress(int64(n), r.w.total)
@@ -300,7 +300,7 @@ func (r *region) WriteAt(p []byte, off int64) (int, error) {
 // SparseBlock is the size in bytes of the smallest hole that WriteSparse leaves.
 const SparseBlock = 64 << 10
 
-// WriteSparse writes b at an offset where w contains only zeros, and skips blocks of zeros.
+// WriteSparse writes b at the offset at of w, which must contain only zeros there. It skips zeros.
 func WriteSparse(w io.WriterAt, b []byte, at int64) error {
 	for block := range slices.Chunk(b, SparseBlock) {
 		if !seekable.IsZero(block) {

@@ -1,6 +1,6 @@
-// Package documents reads the documents named on the command line, and the files named in them:
-// tokens, Ignition configs, certificates, manifests and templates. It rejects a document that a
-// build, a slot or a node would reject, with file, line and field.
+// Package documents reads the documents that are named on the command line, and the files that they
+// name: tokens, Ignition configs, certificates, manifests and templates. It reports everything that
+// a build, a slot or a node would reject, with file, line and field.
 package documents
 
 import (
@@ -26,18 +26,18 @@ import (
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
-// Environment variables for secrets, which must not be arguments: every user can read a command
-// line.
+// Environment variables for secrets. Secrets must not be arguments, because every user can read a
+// command line.
 const (
 	TokenVariable      = "EDGEBAKE_TOKEN"
 	IdentityVariable   = "EDGEBAKE_AGE_IDENTITY"   // path of a file
-	PassphraseVariable = "EDGEBAKE_AGE_PASSPHRASE" // of an encrypted document
+	PassphraseVariable = "EDGEBAKE_AGE_PASSPHRASE" // passphrase of an encrypted document
 )
 
-// MaxSize is the maximum size of a document in bytes: documents are smaller, disk images larger.
+// MaxSize is the largest size of a document in bytes. Disk images are larger.
 const MaxSize = 32 << 20
 
-// File name endings of documents and of tables.
+// Endings and TableEndings are the file name extensions of documents and of tables.
 var (
 	Endings      = []string{"yaml", "yml"}
 	TableEndings = []string{"csv", "tsv"}
@@ -45,26 +45,26 @@ var (
 
 // Reader reads documents.
 type Reader struct {
-	Stdin io.Reader // read for the file name "-"
-	// AskHidden asks a person for a passphrase; nil if there is no terminal.
+	Stdin io.Reader // is read for the file name "-"
+	// AskHidden asks a person for a passphrase. It is nil if there is no terminal.
 	AskHidden func(prompt string) (string, error)
 	Warn      func(configs.Problems)
 	Now       time.Time
-	// TokenFile contains a bootstrap token that replaces the document's token. If TokenFile is
-	// empty, a Site without a token gets the token in TokenVariable.
+	// TokenFile contains a bootstrap token that replaces the one in the document. Without it, a
+	// Site that has no token gets the token in TokenVariable.
 	TokenFile string
 	Identity  string // age identity file; "" means the file in IdentityVariable
-	Ignition  string // Ignition config that replaces the Site's ignitionFile
+	Ignition  string // Ignition config to use instead of the Site's ignitionFile
 }
 
-// Source is the name and the text of a document.
+// Source is a document's file name and text.
 type Source struct {
 	Name string
 	Data []byte
 }
 
-// Path resolves a path in the document. A relative path starts at the document's directory, or at
-// the current directory if the document is standard input.
+// Path resolves a path in the document. A relative path is relative to the directory of the
+// document, or to the current directory if the document is standard input.
 func (d Source) Path(p string) string {
 	if filepath.IsAbs(p) {
 		return p
@@ -72,7 +72,7 @@ func (d Source) Path(p string) string {
 	return filepath.Join(d.Dir(), p)
 }
 
-// Dir returns the directory where the document's relative paths start.
+// Dir returns the directory to which paths in the document are relative.
 func (d Source) Dir() string {
 	if d.Name == "-" {
 		return "."
@@ -80,14 +80,14 @@ func (d Source) Dir() string {
 	return filepath.Dir(d.Name)
 }
 
-// Problem returns a problem of a field, with its place in the document.
+// Problem returns a problem of a field, with the field's place in the document.
 func (d Source) Problem(field, msg string) configs.Problem {
 	p := configs.Problem{File: d.Name, Path: field, Msg: msg}
 	p.Line, p.Col = configs.Locate(d.Name, d.Data, field)
 	return p
 }
 
-// Explain adds the place in the document to errors about fields.
+// Explain adds places in the document to errors about fields.
 func (d Source) Explain(err error) error {
 	var out []error
 	for _, e := range joined.Errors(err) {
@@ -100,7 +100,7 @@ func (d Source) Explain(err error) error {
 	return errors.Join(out...)
 }
 
-// Read reads a document or a table without decoding it.
+// Read reads a document or a table, but does not decode it.
 func (r *Reader) Read(name string) (Source, error) {
 	d := Source{Name: name}
 	var err error
@@ -131,7 +131,8 @@ func (r *Reader) Read(name string) (Source, error) {
 	return d, err
 }
 
-// Patterns for the first fields of a document. They ignore case, which people often get wrong.
+// These patterns match the first fields of a document. They ignore case, which people often get
+// wrong.
 var (
 	documentStart = regexp.MustCompile(`(?m)^---`)
 	versionField  = regexp.MustCompile(`(?im)^["']?apiVersion["']?\s*:\s*["']?([^\s"'#]+)`)
@@ -139,8 +140,8 @@ var (
 	apiGroup      = regexp.MustCompile(`^([a-z0-9.-]+\.[a-z0-9-]+)/v[0-9]+(?:(?:alpha|beta)[0-9]+)?$`)
 )
 
-// isOurs reports whether a YAML text contains an edgebake document, even one with a wrong version.
-// Other API groups also have kinds such as Cluster.
+// isOurs reports whether a YAML text contains an edgebake document, even with a wrong version.
+// Kinds such as Cluster also exist in other API groups.
 func isOurs(text []byte) bool {
 	return slices.ContainsFunc(documentStart.Split(string(text), -1), func(doc string) bool {
 		version := ""
@@ -159,8 +160,8 @@ func isOurs(text []byte) bool {
 	})
 }
 
-// In returns the sorted names of the documents in a directory. It includes unreadable files, but
-// not encrypted ones.
+// In returns the names of all documents in a directory, sorted. It includes files that cannot be
+// read, but not encrypted documents.
 func In(dir string) (names []string, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -182,7 +183,7 @@ func In(dir string) (names []string, err error) {
 	return names, nil
 }
 
-// readStart reads at most the maximum size of a document.
+// readStart reads the beginning of a file, up to the largest size of a document.
 func readStart(name string) ([]byte, error) {
 	f, err := os.Open(name)
 	if err != nil {
@@ -192,7 +193,7 @@ func readStart(name string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, MaxSize))
 }
 
-// ReadDecrypted reads a document, and decrypts it if it is encrypted with age.
+// ReadDecrypted reads a document. It decrypts a document that is encrypted with age.
 func (r *Reader) ReadDecrypted(name string) (Source, error) {
 	d, err := r.Read(name)
 	switch {
@@ -205,7 +206,7 @@ func (r *Reader) ReadDecrypted(name string) (Source, error) {
 	return d, err
 }
 
-// sopsFile matches the field that SOPS adds to each document.
+// sopsFile matches the field that SOPS adds to every document.
 var sopsFile = regexp.MustCompile(`(?m)^"?sops"?:`)
 
 func (r *Reader) decrypt(d Source) ([]byte, error) {
@@ -220,11 +221,10 @@ func (r *Reader) decrypt(d Source) ([]byte, error) {
 	return plain, err
 }
 
-// IdentityFile returns the age identity file from the flag or the environment.
+// IdentityFile returns the path of the age identity file from the flag or from the environment.
 func (r *Reader) IdentityFile() string { return cmp.Or(r.Identity, os.Getenv(IdentityVariable)) }
 
-// identity returns the key of an encrypted document: an identity file, or a
-// passphrase.
+// identity returns the key to decrypt a document: an identity file or a passphrase.
 func (r *Reader) identity(name string) (sealed.Identity, error) {
 	if file := r.IdentityFile(); file != "" {
 		return sealed.ReadIdentity(file)
@@ -242,11 +242,11 @@ func (r *Reader) identity(name string) (sealed.Identity, error) {
 	return sealed.Passphrase(pass)
 }
 
-// maxSecret is the largest size of a secret in bytes.
+// maxSecret is the largest accepted size of a secret, in bytes.
 const maxSecret = 64 << 10
 
-// ReadSecret reads a secret from a file or standard input ("-"), without outer
-// white space.
+// ReadSecret reads a secret from a file, or from standard input ("-"). It removes white space at
+// both ends.
 func (r *Reader) ReadSecret(name string) (string, error) {
 	in := r.Stdin
 	if name != "-" {
@@ -261,8 +261,8 @@ func (r *Reader) ReadSecret(name string) (string, error) {
 	return strings.TrimSpace(strings.TrimPrefix(string(b), "\ufeff")), err
 }
 
-// token returns the bootstrap token given outside of the document. forced means that it replaces
-// the document's token.
+// token returns a bootstrap token that was given outside the document. forced means that it
+// replaces the token in the document.
 func (r *Reader) token() (token configs.Secret, forced bool, err error) {
 	if r.TokenFile == "" {
 		return configs.NewSecret(strings.TrimSpace(os.Getenv(TokenVariable))), false, nil
@@ -277,7 +277,7 @@ func (r *Reader) token() (token configs.Secret, forced bool, err error) {
 	return configs.NewSecret(text), true, nil
 }
 
-// explainToken adds the ways to provide a token to the error of a missing one.
+// explainToken adds to the error about a missing token how to provide one.
 func explainToken(err error) error {
 	if errors.Is(err, configs.ErrGivenToken) {
 		return fmt.Errorf("%w; the token comes from --token-file or $%s", err, TokenVariable)

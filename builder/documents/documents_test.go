@@ -8,8 +8,8 @@ import (
 	"github.com/edgebake/edgebake/configs"
 )
 
-// TestExplainKeepsLongErrors checks that the output of a program that a build calls is printed
-// completely: its end has the fix.
+// TestExplainKeepsLongErrors checks that the output of a program in an error is not shortened,
+// since its end may contain the fix.
 func TestExplainKeepsLongErrors(t *testing.T) {
 	doc := Source{Name: "image.yaml", Data: []byte("apiVersion: edgebake.io/v1alpha1\nkind: Image\nbase:\n  debian: {}\n")}
 	output := strings.Repeat("Err: not there\n", 300) + "the last line"

@@ -13,7 +13,7 @@ import (
 	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
-// Sites reads a Site or Inventory with all files for the slot.
+// Sites reads a Site or an Inventory, with all other files for the slot.
 func (r *Reader) Sites(name string) (media.Site, error) {
 	d, err := r.ReadDecrypted(name)
 	if err != nil {
@@ -45,7 +45,8 @@ func (r *Reader) sites(d Source, doc *configs.Document) (media.Site, error) {
 	return withoutTokens(r.site(d, site))
 }
 
-// withoutTokens rejects a Site with a token in a place from which the machine would not wipe it.
+// withoutTokens rejects a Site if another file of the slot also contains its token: the machine
+// would not remove it there.
 func withoutTokens(s media.Site, err error) (media.Site, error) {
 	if err == nil {
 		err = s.TokensElsewhere().Err()
@@ -66,18 +67,18 @@ func (r *Reader) site(d Source, site *configs.Site) (media.Site, error) {
 	if err != nil {
 		return out, err
 	}
-	// Reject errors here, where a person sees them, not in firstboot.
+	// Report errors of rendering now, to a person, instead of in firstboot.
 	if _, err := render(d.Name, site, user); err != nil {
 		return out, err
 	}
 	if user != nil {
 		out.Files[ondisk.SlotIgnition] = user
 	}
-	site.IgnitionFile = "" // on the node the config is in the slot
+	site.IgnitionFile = "" // on the node, the config is in the slot
 	return out, nil
 }
 
-// Rendered reads a Site and renders it as an Ignition config, without facts about a machine.
+// Rendered reads a Site and renders it as an Ignition config. It uses no facts about a machine.
 func (r *Reader) Rendered(name string) ([]byte, error) {
 	d, err := r.ReadDecrypted(name)
 	if err != nil {
@@ -102,7 +103,7 @@ func render(name string, site *configs.Site, user []byte) ([]byte, error) {
 	return rendered, nil
 }
 
-// inlineFiles reads the files that a Site names. It puts the certificate into the Site and returns
+// inlineFiles reads the files that a Site names. It puts the certificate into the Site, and returns
 // the Ignition config.
 func (r *Reader) inlineFiles(d Source, site *configs.Site) (user []byte, err error) {
 	caErr := inlineCA(d, site)
@@ -127,8 +128,8 @@ func (r *Reader) inlineFiles(d Source, site *configs.Site) (user []byte, err err
 	return user, nil
 }
 
-// checkIgnition checks an Ignition config. Its errors name the file given by the user; on the node
-// the config is always config.ign.
+// checkIgnition checks an Ignition config. Its errors name the user's file, which is config.ign on
+// the node.
 func (r *Reader) checkIgnition(name string, user []byte) error {
 	_, warnings, problems := ignition.Parse(name, user)
 	if problems != nil {
@@ -138,7 +139,8 @@ func (r *Reader) checkIgnition(name string, user []byte) error {
 	return nil
 }
 
-// inlineCA puts the certificate in caFile into the Site, since the node does not have that file.
+// inlineCA puts the certificate from caFile into the Site, because the node does not have that
+// file.
 func inlineCA(d Source, site *configs.Site) error {
 	if site.CAFile == "" {
 		return nil
@@ -191,8 +193,8 @@ func (r *Reader) inventory(d Source, inv *configs.Inventory) (media.Site, error)
 	return out, nil
 }
 
-// checkEach checks that each Site of an Inventory can be rendered with the shared Ignition config
-// and fits into the slot.
+// checkEach checks each Site of an Inventory: it must be possible to render it with the shared
+// Ignition config, and it must fit into a slot.
 func checkEach(d Source, inv *configs.Inventory, user []byte) error {
 	var probs configs.Problems
 	for i := range inv.Sites {
@@ -206,8 +208,8 @@ func checkEach(d Source, inv *configs.Inventory, user []byte) error {
 	return probs.Err()
 }
 
-// fitsSlot rejects a Site of an Inventory that would not fit into its machine's slot. The Inventory
-// has the defaults only once, but each Site repeats them.
+// fitsSlot rejects a Site of an Inventory that is too large for its machine's slot. Each Site
+// repeats the defaults, which the Inventory contains only once.
 func fitsSlot(site *configs.Site) error {
 	b, err := configs.EncodeSlot(site)
 	if err != nil {

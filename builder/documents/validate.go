@@ -41,7 +41,7 @@ func (r *Reader) Validate(name string) error {
 }
 
 // Images reads an Image document. It returns one Image for each architecture in archs or, if archs
-// is empty, for each architecture in the document.
+// is empty, for each architecture that the document lists.
 func (r *Reader) Images(name string, archs ...string) ([]*configs.Image, Source, error) {
 	d, err := r.Read(name)
 	if err != nil {
@@ -76,8 +76,8 @@ func (r *Reader) validateImage(d Source, doc *configs.Document) error {
 	return joined.Distinct(errs...)
 }
 
-// warning converts the text of a warning. If the text begins with a field, the Problem has the
-// place of that field.
+// warning converts the text of a warning to a Problem. If the text begins with a field, the Problem
+// contains the field's place.
 func (d Source) warning(text string) configs.Problem {
 	if field, msg, ok := strings.Cut(text, ": "); ok && !strings.ContainsAny(field, " :/") {
 		if p := d.Problem(field, msg); p.Line > 0 {
@@ -87,8 +87,8 @@ func (d Source) warning(text string) configs.Problem {
 	return configs.Problem{File: d.Name, Msg: text}
 }
 
-// warnOfDates warns before a long build if, by this computer's clock, the image
-// could not be stamped yet, or no Site signed today would be accepted.
+// warnOfDates warns if the clock of this computer is too early for stamping the image, or for
+// signing a Site that the image accepts.
 func (r *Reader) warnOfDates(d Source, img *configs.Image) {
 	if first, _ := (ondisk.ImageInfo{SourceDate: img.SourceTime().Unix()}).StampDates(); first.After(r.Now) {
 		r.Warn(configs.Problems{d.Problem("sourceDate", fmt.Sprintf("%s is in the future by this computer's clock, so until then the image can be stamped only with --undated: set sourceDate to the current date, or correct the clock", img.SourceDate))})
@@ -98,8 +98,8 @@ func (r *Reader) warnOfDates(d Source, img *configs.Image) {
 	}
 }
 
-// checkTemplates renders the templates in separate files; inline ones are
-// checked with the document. The build reports missing files.
+// checkTemplates renders the templates that are in files. Inline templates are checked with the
+// document, and the build reports missing files.
 func checkTemplates(d Source, img *configs.Image) error {
 	var all configs.Problems
 	for i, f := range img.Files {
@@ -133,7 +133,7 @@ func (r *Reader) Cluster(name string) (*clusterdoc.File, []manifest.File, error)
 	return r.cluster(doc)
 }
 
-// cluster reports problems of the document and of its manifests together.
+// cluster reads the Cluster and its manifests. Its error contains the problems of all of them.
 func (r *Reader) cluster(doc *configs.Document) (*clusterdoc.File, []manifest.File, error) {
 	c, err := clusterdoc.Read(doc)
 	var all configs.Problems
@@ -168,8 +168,7 @@ func (r *Reader) cluster(doc *configs.Document) (*clusterdoc.File, []manifest.Fi
 	return c, manifests, all.Err()
 }
 
-// withoutCNI reports whether the Image in a file leaves the pod network to the
-// cluster.
+// withoutCNI reports whether the Image in the file image leaves the pod network to the cluster.
 func withoutCNI(image string) bool {
 	text, err := os.ReadFile(image)
 	if err != nil {

@@ -10,9 +10,9 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// archive returns a cpio archive that the kernel unpacks over the preceding initrd. Its format is
-// newc (Documentation/driver-api/early-userspace/buffer-format.rst of the kernel). The same files
-// give the same bytes.
+// archive returns a cpio archive in the format newc, which the kernel unpacks over the preceding
+// initrd (see Documentation/driver-api/early-userspace/buffer-format.rst of the kernel). The same
+// files always give the same bytes.
 func archive(files map[string]member) []byte {
 	dirs := map[string]bool{}
 	var names []string
@@ -27,7 +27,7 @@ func archive(files map[string]member) []byte {
 			names = append(names, d)
 		}
 	}
-	// Parents before children: a directory must exist before its files.
+	// Sort parents before children: a directory must exist before its files.
 	slices.SortFunc(names, func(a, b string) int {
 		return slices.Compare(strings.Split(a, "/"), strings.Split(b, "/"))
 	})
@@ -49,8 +49,8 @@ type member struct {
 	data []byte
 }
 
-// entry writes one file: a header of hexadecimal digits, the name and the data. It pads name and
-// data to a multiple of four bytes.
+// entry writes one file: a header of hexadecimal digits, the name and the data. It pads the name
+// and the data to a multiple of four bytes.
 func entry(b *bytes.Buffer, inode int, name string, mode uint32, data []byte) {
 	links := 1
 	fmt.Fprintf(b, "070701%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%s\x00",

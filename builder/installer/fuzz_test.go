@@ -8,8 +8,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// FuzzOptions selects the kernel options of any boot entry. The result must not name a root, and
-// selecting again must not change it.
+// FuzzOptions reads the kernel options of any boot entry. The result must not contain a root, and
+// applying options to it again must not change it.
 func FuzzOptions(f *testing.F) {
 	f.Add(`root=PARTUUID=1 rw console=ttyS0 systemd.mount-extra=a:/var quiet dyndbg="file a.c +p; root=x"`)
 	f.Add(`boot=other  root root="a b" "root=x" init=/bin/sh "`)
@@ -30,8 +30,8 @@ func FuzzOptions(f *testing.F) {
 	})
 }
 
-// FuzzEntry reads any boot entry. The installer's own entry must have a kernel, an initrd and the
-// image's options, and must be the same when it is read again.
+// FuzzEntry reads any boot entry. The installer's entry must have a kernel, an initrd and the
+// image's options, and must stay the same when it is read.
 func FuzzEntry(f *testing.F) {
 	f.Add("title Edgebake\nlinux /a/vmlinuz\ninitrd /a/initrd.img\noptions root=PARTUUID=1 rw console=ttyS0\n")
 	f.Add("linux //x\r\ninitrd /y\ninitrd z\noptions\noptions quiet \"a b\"")

@@ -1,7 +1,7 @@
-// Package installer builds sticks, ISO images and files for network boot that install an image
-// without a person. An installer boots the image's own loader, kernel and initrd, with their
-// signatures, and one more initrd archive. The archive has the installer program, the programs of
-// the image that it calls, and its instructions. The image is a separate file.
+// Package installer makes sticks, ISO images, and files for network boot that install an image
+// unattended. An installer boots with the image's own boot loader, kernel and initrd, so their
+// signatures stay valid, and one more initrd archive. The archive contains the installer program,
+// the programs of the image that it runs, and its instructions. The image is a separate file.
 package installer
 
 import (
@@ -27,28 +27,28 @@ import (
 //go:embed script.sh
 var script []byte
 
-// Options describe an installer.
+// Options describes an installer.
 type Options struct {
 	Payload *media.Payload
-	// Program is the installer program, for the machine's architecture.
+	// Program is the installer program for the machine's architecture.
 	Program []byte
-	// Install contains the instructions; Stick, ISO and Netboot fill in the fields about the image.
+	// Install contains the instructions. Stick, ISO and Netboot set the fields about the image.
 	Install ondisk.Install
-	// CACert, in PEM, has the only CA certificates with which the image's server is verified; nil
-	// means those of the image's system.
+	// CACert contains CA certificates in PEM. Only these verify the server of the image; nil means
+	// the CA certificates of the image's system.
 	CACert []byte
 }
 
 // parts contains the boot files of an installer.
 type parts struct {
-	loader  map[string][]byte // in EFI/BOOT
+	loader  map[string][]byte // file name in EFI/BOOT → content
 	kernel  []byte
-	initrd  []byte // the image's own initrd
-	extra   []byte // archive with the installer's files
+	initrd  []byte // the image's initrd
+	extra   []byte // the archive with the installer's files
 	options string
 }
 
-// parts reads the boot files of the image and makes the additional archive.
+// parts reads the boot files of the image and makes the installer's archive.
 func (o Options) parts() (*parts, error) {
 	p, in := o.Payload, o.Install
 	in.Version, in.Image, in.Golden, in.Slot = ondisk.InstallVersion, p.Image.Name, p.Slot.Golden, p.SlotSum
@@ -78,7 +78,7 @@ func (o Options) parts() (*parts, error) {
 		if err != nil {
 			return nil, err
 		}
-		// The kernel expects the next archive at a multiple of four bytes.
+		// The kernel requires that the next archive begins at a multiple of four bytes.
 		out.initrd = append(out.initrd, make([]byte, -len(out.initrd)&3)...)
 		out.initrd = append(out.initrd, b...)
 	}
@@ -97,7 +97,7 @@ type bootEntry struct {
 	options string
 }
 
-// readEntry reads the image's boot entry.
+// readEntry reads the boot entry of the image.
 func readEntry(p *media.Payload) (*bootEntry, error) {
 	text, err := p.ESPFile(ondisk.ESPEntryA)
 	if err != nil {
@@ -126,8 +126,8 @@ func parseEntry(text string) (*bootEntry, error) {
 	return e, nil
 }
 
-// options returns the image's kernel options, for example consoles, without those about its root
-// and its system.
+// options returns the kernel options of the image, such as consoles, without the options about its
+// root and its system.
 func options(of string) string {
 	out := []string{"boot=" + ondisk.InstallBoot}
 	for _, o := range words(of) {
@@ -142,7 +142,7 @@ func options(of string) string {
 	return strings.Join(out, " ")
 }
 
-// words splits a kernel command line. White space within double quotes is part of an option.
+// words splits a kernel command line. Blanks within double quotes do not separate options.
 func words(s string) []string {
 	quoted := false
 	return strings.FieldsFunc(s, func(r rune) bool {
@@ -153,7 +153,7 @@ func words(s string) []string {
 	})
 }
 
-// files returns the files that the installer adds to the image's initrd.
+// files returns the files that the installer adds to the initrd of the image.
 func (o Options) files(in ondisk.Install) (map[string]member, error) {
 	p := o.Payload
 	if _, err := p.SystemFile("usr/share/initramfs-tools/init"); err != nil {
@@ -189,7 +189,7 @@ func (o Options) files(in ondisk.Install) (map[string]member, error) {
 	case strings.HasPrefix(in.URL, "https://"):
 		return nil, fmt.Errorf("the image has no certificates of CAs, so the installer could not verify the server of %s: name the server's CA with --ca-cert, or add the package ca-certificates to the base", in.URL)
 	}
-	// efivarfs is needed to make the firmware boot the disk next.
+	// efivarfs is required to make the firmware boot the disk next.
 	dir := "usr/lib/modules/" + p.Image.Kernel + "/kernel/"
 	for _, m := range []string{"fs/efivarfs/efivarfs.ko"} {
 		for _, ending := range []string{"", ".xz", ".zst", ".gz"} {
@@ -206,13 +206,13 @@ func (o Options) files(in ondisk.Install) (map[string]member, error) {
 	return out, nil
 }
 
-// libraryDirs lists the library directories of Debian.
+// libraryDirs lists the directories of Debian for shared libraries.
 var libraryDirs = map[string][]string{
 	"amd64": {"usr/lib/x86_64-linux-gnu", "usr/lib", "lib/x86_64-linux-gnu", "lib"},
 	"arm64": {"usr/lib/aarch64-linux-gnu", "usr/lib", "lib/aarch64-linux-gnu", "lib"},
 }
 
-// program returns a program of the image's system with all libraries it is linked to.
+// program returns a program of the image's system, and all shared libraries that it needs.
 func program(p *media.Payload, name string) ([]byte, map[string][]byte, error) {
 	b, err := p.SystemFile(name)
 	if err != nil {
@@ -264,7 +264,7 @@ const (
 	espEntry  = "loader/entries/edgebake-installer.conf"
 )
 
-// esp returns the files of the EFI system partition.
+// esp returns the files of the installer's EFI system partition.
 func (ps *parts) esp(name string, when time.Time) []tree.Node {
 	files := map[string][]byte{
 		espKernel: ps.kernel, espInitrd: ps.initrd, espExtra: ps.extra,
@@ -278,7 +278,7 @@ func (ps *parts) esp(name string, when time.Time) []tree.Node {
 	return nodes(files, when)
 }
 
-// nodes returns a tree of files, parents first.
+// nodes returns a tree of these files, parents first.
 func nodes(files map[string][]byte, when time.Time) []tree.Node {
 	inodes := map[string]*tree.Inode{}
 	for name, b := range files {
@@ -303,7 +303,7 @@ func nodes(files map[string][]byte, when time.Time) []tree.Node {
 	return out
 }
 
-// blobs opens the payload for the writer of the file system.
+// blobs provides the payload to the file system writer.
 type blobs struct{ p *media.Payload }
 
 const payloadBlob = "payload"
@@ -315,13 +315,13 @@ func (b blobs) OpenBlob(name string) (tree.BlobFile, error) {
 	return open{b.p}, nil
 }
 
-// open is the payload as a blob. Close does nothing: the payload's owner closes it.
+// open is the payload as a blob. Its Close does nothing, because the payload's owner closes it.
 type open struct{ *media.Payload }
 
 func (open) Close() error { return nil }
 
-// Warn returns a warning if the image's kernel has no driver for USB sticks, or "". A virtual
-// machine may attach the installer by another bus.
+// Warn returns a warning if the image's kernel has no driver for USB sticks, or "". The installer
+// may still boot in a virtual machine with another bus.
 func Warn(p *media.Payload) string {
 	dir := "usr/lib/modules/" + p.Image.Kernel
 	var all []byte
@@ -333,13 +333,13 @@ func Warn(p *media.Payload) string {
 		all = append(all, b...)
 	}
 	if len(all) == 0 || bytes.Contains(all, []byte("/usb-storage.ko")) {
-		return "" // drivers are unknown, or the kernel has this one
+		return "" // the kernel's drivers are unknown, or it has this one
 	}
 	return "the image's kernel (" + p.Image.Kernel + ") has no driver for USB sticks, so the installer will not find its own image on a stick. Build the image with hardware: generic"
 }
 
-// Stick writes a raw disk image of an installer stick to file. sector is the stick's sector size in
-// bytes.
+// Stick writes the raw disk image of an installer to file. sector is the sector size of the stick
+// in bytes.
 func Stick(ctx context.Context, file string, sector int64, o Options, progress func(done, total int64)) error {
 	o.Install.Partition = disk.PartitionGUID(o.Install.ID, ondisk.LabelInstall)
 	ps, err := o.parts()
@@ -360,7 +360,7 @@ func Stick(ctx context.Context, file string, sector int64, o Options, progress f
 		disk.Partition{Label: ondisk.LabelInstall, FS: disk.Ext4, Nodes: image})
 }
 
-// write makes a raw disk.
+// write writes a raw disk image with these partitions.
 func (o Options) write(ctx context.Context, file string, sector int64, progress func(done, total int64), partitions ...disk.Partition) error {
 	spec := disk.Spec{ID: o.Install.ID, Arch: o.Payload.Image.Arch, SourceDate: time.Unix(o.Payload.Image.SourceDate, 0).UTC(), SectorSize: sector, Partitions: partitions}
 	layout, err := disk.Compute(spec)
@@ -374,8 +374,8 @@ func (o Options) write(ctx context.Context, file string, sector int64, progress 
 	return nil
 }
 
-// espSize returns a size in bytes with space for the files, and large enough for FAT32 with sectors
-// of that size.
+// espSize returns the size of the ESP in bytes: enough for the files, and for FAT32 with this
+// sector size.
 func espSize(files []tree.Node, sector int64) int64 {
 	n := int64(0)
 	for _, f := range files {

@@ -27,7 +27,7 @@ import (
 	"github.com/edgebake/edgebake/test/disktest"
 )
 
-// base returns a base of which an installer can be made.
+// base returns a base from which an installer can be made.
 func base(more ...buildtest.Entry) []buildtest.Entry {
 	return append(buildtest.InstallableBase(), more...)
 }
@@ -88,9 +88,9 @@ func payload(t *testing.T, image string) *media.Payload {
 	return p
 }
 
-// TestStick checks with independent programs that a stick is a valid disk. Its ESP must contain the
-// image's loader, kernel and initrd, and the installer's files; another partition the image with
-// its Site.
+// TestStick checks a stick with independent programs. Its ESP must contain the image's boot loader,
+// kernel and initrd, and the installer's files. Another partition must contain the image with its
+// Site.
 func TestStick(t *testing.T) {
 	p := payload(t, image(t, "tiny.raw.zst", base()))
 	if err := p.Verify(t.Context(), nil); err != nil {
@@ -130,7 +130,7 @@ func TestStick(t *testing.T) {
 	}
 }
 
-// partitions copies each partition into a file.
+// partitions copies each partition to a file, and returns label → file.
 func partitions(t *testing.T, stick string) map[string]string {
 	t.Helper()
 	f, err := os.Open(stick)
@@ -208,7 +208,7 @@ func checkESP(t *testing.T, part string) {
 	}
 }
 
-// unpack unpacks an archive with cpio.
+// unpack unpacks an archive with cpio, and returns path → content.
 func unpack(t *testing.T, archive []byte) map[string][]byte {
 	t.Helper()
 	if _, err := exec.LookPath("cpio"); err != nil {
@@ -235,7 +235,7 @@ func unpack(t *testing.T, archive []byte) map[string][]byte {
 	return files
 }
 
-// checkImage reads the image from the stick and checks that only its slot differs from the build.
+// checkImage reads the image from the stick. Only its slot may differ from the build.
 func checkImage(t *testing.T, part string, p *media.Payload) {
 	t.Helper()
 	f, err := os.Open(part)
@@ -268,7 +268,7 @@ func checkImage(t *testing.T, part string, p *media.Payload) {
 	}
 }
 
-// TestStickRefuses checks the errors and fixes for images of which no installer can be made.
+// TestStickRefuses checks the errors for images from which no installer can be made.
 func TestStickRefuses(t *testing.T) {
 	without := func(name string) []buildtest.Entry {
 		return slices.DeleteFunc(base(), func(e buildtest.Entry) bool { return strings.HasSuffix(e.Name, name) })
@@ -290,7 +290,7 @@ func TestStickRefuses(t *testing.T) {
 	}
 }
 
-// TestPayloadVerify checks that a damaged image is found when the installer is made.
+// TestPayloadVerify checks that making an installer finds a damaged image.
 func TestPayloadVerify(t *testing.T) {
 	file := image(t, "tiny.raw.zst", base())
 	f, err := os.OpenFile(file, os.O_RDWR, 0)
@@ -313,7 +313,7 @@ func TestPayloadVerify(t *testing.T) {
 	}
 }
 
-// TestProgram checks that lsblk's libraries are included, through any links.
+// TestProgram checks that the result for lsblk contains its shared libraries, also through links.
 func TestProgram(t *testing.T) {
 	const lsblk = "/usr/bin/lsblk"
 	b, err := os.ReadFile(lsblk)

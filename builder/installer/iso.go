@@ -19,12 +19,12 @@ import (
 	"github.com/edgebake/edgebake/ondisk/file"
 )
 
-// isoESP is the EFI system partition as a file of an ISO.
+// isoESP is the name of the EFI system partition's file in the ISO image.
 const isoESP = "esp.img"
 
-// ISO writes an installer as an ISO image for optical drives, which remote consoles of servers
-// emulate. UEFI boots the EFI system partition inside it (El Torito); the image is a separate file.
-// It also boots from a stick. ISO needs xorriso.
+// ISO writes an installer as an ISO image, for optical drives and for the virtual drives of remote
+// consoles. UEFI boots the EFI system partition in it (El Torito), and the edgebake image is a
+// separate file in it. The ISO image also boots from a stick. ISO requires xorriso.
 func ISO(ctx context.Context, to string, o Options, progress func(done, total int64)) error {
 	if _, err := exec.LookPath("xorriso"); err != nil {
 		return errors.New("making an ISO needs xorriso: apt-get install xorriso")
@@ -61,8 +61,8 @@ func ISO(ctx context.Context, to string, o Options, progress func(done, total in
 	defer os.Remove(out.Name())
 	defer out.Close()
 	stamp := when.Format("20060102150405") + "00"
-	// The ESP is a file inside the volume, not appended: if it is larger than El Torito can
-	// describe, firmware reads to the end of the volume.
+	// The ESP is a file in the volume instead of appended to it. If the ESP is larger than El
+	// Torito can describe, the firmware then reads up to the end of the volume.
 	cmd := procgroup.Command(ctx, "xorriso", "-as", "mkisofs", "-quiet", "-iso-level", "3", "-R", "-V", o.Install.Volume,
 		"--modification-date="+stamp, "--set_all_file_dates", stamp, "-o", out.Name(),
 		"-e", isoESP, "-no-emul-boot", "-efi-boot-part", "--efi-boot-image", content)
@@ -82,7 +82,7 @@ func ISO(ctx context.Context, to string, o Options, progress func(done, total in
 	return file.SyncDir(filepath.Dir(to))
 }
 
-// inTemp adds to an error that the directory for temporary files is full.
+// inTemp adds advice to an error if the directory for temporary files is full.
 func inTemp(err error) error {
 	if errors.Is(err, syscall.ENOSPC) {
 		return fmt.Errorf("%w; set TMPDIR to use another directory for temporary files", file.Explain(err, os.TempDir()))

@@ -13,9 +13,9 @@ import (
 	"github.com/edgebake/edgebake/ondisk/file"
 )
 
-// Netboot writes the files of a UEFI HTTP boot to dir and replaces existing ones: a disk with only
-// the EFI system partition, which the firmware fetches into memory and boots, and the image, which
-// the installer reads from url.
+// Netboot writes the files for UEFI HTTP boot to dir and replaces existing files. The firmware
+// downloads the first file into memory and boots it: a disk with only the EFI system partition. The
+// other file is the image, which the installer reads from url.
 func Netboot(ctx context.Context, dir, url string, o Options, progress func(done, total int64)) error {
 	o.Install.URL = url
 	ps, err := o.parts()
@@ -32,14 +32,15 @@ func Netboot(ctx context.Context, dir, url string, o Options, progress func(done
 		return err
 	}
 	defer os.RemoveAll(tmp)
-	// Put both files in place together: a boot disk rejects an image for which it was not made.
+	// Finish both files before renaming them, because a boot disk rejects an image that it was not
+	// made for.
 	if err := o.write(ctx, filepath.Join(tmp, ondisk.InstallBootImage), 512, func(int64, int64) {}, esp); err != nil {
 		return err
 	}
 	if err := copyPayload(ctx, filepath.Join(tmp, ondisk.InstallImage), o, progress); err != nil {
 		return err
 	}
-	// Sync the contents before the file gets its name.
+	// Sync the file before it gets its name.
 	if err := toDisk(filepath.Join(tmp, ondisk.InstallImage)); err != nil {
 		return err
 	}

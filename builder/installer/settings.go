@@ -18,14 +18,14 @@ import (
 	"github.com/edgebake/edgebake/ondisk/file"
 )
 
-// Settings contains the choices of the person who makes an installer.
+// Settings contains the options that a person chooses for an installer.
 type Settings struct {
-	Disk      string // rule that selects the disk of the machine
-	Then      string // after the installation: ondisk.ThenPowerOff or ThenReboot
-	Reinstall bool   // overwrite a disk that has an image, once per installer
+	Disk      string // the rule that selects a machine's disk
+	Then      string // what to do after the installation: ondisk.ThenPowerOff or ThenReboot
+	Reinstall bool   // overwrite a disk that has an edgebake image, once for each installer
 }
 
-// Check returns all errors of the settings, with the names of their flags.
+// Check returns all errors of the settings. They name the flags.
 func (s *Settings) Check() error {
 	var errs []error
 	_, err := device.ParseRule(s.Disk)
@@ -38,23 +38,23 @@ func (s *Settings) Check() error {
 	return errors.Join(errs...)
 }
 
-// Install returns the instructions of a new installer, with a random ID.
+// Install returns the instructions for a new installer, which has a random ID.
 func (s *Settings) Install() (ondisk.Install, error) {
 	id := make([]byte, 16)
 	_, err := rand.Read(id)
 	return ondisk.Install{ID: hex.EncodeToString(id), Disk: s.Disk, Then: s.Then, Reinstall: s.Reinstall}, err
 }
 
-// Output is the destination of an installer.
+// Output is the kind and the destination of an installer.
 type Output struct {
-	ISO     string // file of an ISO image; empty for network boot
-	Netboot string // directory of the files for network boot; empty for an ISO
-	URL     string // address of that directory on a web server
-	CACert  string // file with the CA certificates of that server
+	ISO     string // file of the ISO image; empty for network boot
+	Netboot string // directory for the files of network boot; empty for an ISO image
+	URL     string // URL of that directory on a web server
+	CACert  string // file with the CA certificates of that web server
 	Force   bool   // replace existing files
 }
 
-// Check returns an error if the flags of the output contradict each other.
+// Check returns an error if the flags contradict each other.
 func (o *Output) Check() error {
 	switch {
 	case o.ISO != "" && o.Netboot != "":
@@ -70,7 +70,7 @@ func (o *Output) Check() error {
 	}
 	u, err := url.Parse(o.URL)
 	if err == nil && u.User != nil {
-		// The message omits the URL: it has a password.
+		// do not print the URL, which contains a password
 		return errors.New("--url has a user name, which boot.img and the consoles would show to everybody on that network: remove it, and restrict the directory to the machines' network")
 	}
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.RawQuery != "" || u.Fragment != "" {
@@ -79,7 +79,7 @@ func (o *Output) Check() error {
 	return nil
 }
 
-// Files returns the names of the output's files.
+// Files returns the paths of the output's files.
 func (o *Output) Files() []string {
 	if o.ISO != "" {
 		return []string{o.ISO}
@@ -87,7 +87,7 @@ func (o *Output) Files() []string {
 	return []string{filepath.Join(o.Netboot, ondisk.InstallBootImage), filepath.Join(o.Netboot, ondisk.InstallImage)}
 }
 
-// Flag returns the flag that names the output.
+// Flag returns the flag that selects the output.
 func (o *Output) Flag() string {
 	if o.ISO != "" {
 		return "--iso"
@@ -95,8 +95,8 @@ func (o *Output) Flag() string {
 	return "--netboot"
 }
 
-// Prepare creates the directory and rejects files that must not be replaced. undo removes the
-// directory if it is empty.
+// Prepare creates the directory of the output, and rejects files that must not be replaced. undo
+// removes the directory if it is empty.
 func (o *Output) Prepare(image string) (undo func(), err error) {
 	undo = func() {}
 	if o.Netboot != "" {
@@ -115,7 +115,7 @@ func (o *Output) Prepare(image string) (undo func(), err error) {
 	return undo, errors.Join(errs...)
 }
 
-// ReadCA reads the certificates of the server's CA, or returns nil if no file is given.
+// ReadCA reads the file CACert. It returns nil if none is given.
 func (o *Output) ReadCA() ([]byte, error) {
 	if o.CACert == "" {
 		return nil, nil

@@ -1,5 +1,6 @@
-// Package outputs names the files of builds: the image with its report and SBOM, the lock next to
-// the document, and an exported base. It finds errors of writing them before a build begins.
+// Package outputs determines the names of the files of builds: the image with its report and SBOM,
+// the lock next to the document, and an exported base. It reports errors in writing them before a
+// build begins.
 package outputs
 
 import (
@@ -21,29 +22,29 @@ import (
 	"github.com/edgebake/edgebake/ondisk/file"
 )
 
-// Options are the files that a person names on the command line.
+// Options contains the files that a person names on the command line.
 type Options struct {
-	Document   string // the Image or the plan; "-" is standard input
+	Document   string // the Image or the plan; "-" means standard input
 	Lock       string
 	Output     string
-	Base       string // an exported base to build from
+	Base       string // an exported base to use
 	ExportBase string
 	Sign       string // the secret key
-	Force      bool   // replace an image, its report and its SBOM
+	Force      bool   // replace an existing image, report and SBOM
 }
 
-// Target is one image to build: from a plan, or from a document for one architecture.
+// Target is one image to build, from a plan or from a document for one architecture.
 type Target struct {
 	builder.Job
 	Name, Arch string
 	Date       time.Time
-	Lock       string // file of the lock; empty if none is written
-	// suffix distinguishes the target's files from the files of the document's other images. It is
-	// empty for a single image.
+	Lock       string // file of the lock; empty if no lock is written
+	// suffix distinguishes the files of this target from those of the document's other images. It
+	// is empty if there is only one image.
 	suffix string
 }
 
-// OfImages returns the targets of a document's images, with their locks.
+// OfImages returns the targets for the images of a document, with their locks.
 func (o *Options) OfImages(images []*configs.Image, listed []string, options builder.Options) ([]Target, error) {
 	var targets []Target
 	for _, img := range images {
@@ -64,10 +65,10 @@ func OfPlan(p *plan.Plan, options builder.Options) []Target {
 	return []Target{{Job: builder.Job{Plan: p, Options: options}, Name: p.Name, Arch: p.Arch, Date: time.Unix(p.SourceDate, 0).UTC()}}
 }
 
-// readLock reads the target's lock: the one named by the flag, with the architecture in its name if
-// there are several targets, or the one next to the document. The document may have listed more or
-// fewer architectures before, so both names, with and without the architecture, are tried. A lock
-// for another architecture is never changed.
+// readLock reads the lock of the target: the file that the flag names, or the file next to the
+// document. If there are several targets, the name contains the architecture. It tries the name
+// with and without the architecture, because the document may have listed other architectures
+// before. It never uses a lock for another architecture.
 func (t *Target) readLock(o *Options, several bool) error {
 	names := []string{o.Lock}
 	switch {
@@ -114,7 +115,7 @@ func (t *Target) readLock(o *Options, several bool) error {
 	return foreign
 }
 
-// EachNamed adds the name of a file to each of the joined errors.
+// EachNamed adds the name of a file to each error that is joined in err.
 func EachNamed(name string, err error) error {
 	var errs []error
 	for _, e := range joined.Errors(err) {
@@ -123,7 +124,7 @@ func EachNamed(name string, err error) error {
 	return errors.Join(errs...)
 }
 
-// forArch returns the name of an architecture's file: node-arm64.raw.zst for
+// forArch returns the name of a file for one architecture, such as node-arm64.raw.zst for
 // node.raw.zst.
 func forArch(path, arch string) string {
 	ending := filepath.Ext(path)
@@ -136,7 +137,7 @@ func forArch(path, arch string) string {
 }
 
 // fileFor returns the target's file for the value of a flag. If there are several targets, each has
-// its own.
+// its own file.
 func fileFor(targets []Target, t *Target, file string) string {
 	if file == "" || len(targets) == 1 {
 		return file
@@ -144,7 +145,7 @@ func fileFor(targets []Target, t *Target, file string) string {
 	return forArch(file, t.Arch)
 }
 
-// ReadReport reads an image's report.
+// ReadReport reads the report of an image.
 func ReadReport(image string) (*builder.Report, error) {
 	text, err := os.ReadFile(Report(image))
 	if err != nil {
@@ -157,17 +158,17 @@ func ReadReport(image string) (*builder.Report, error) {
 	return r, nil
 }
 
-// Stem returns the name of an image without its extension.
+// Stem returns the file name of an image without its extension.
 func Stem(image string) string {
 	return strings.TrimSuffix(strings.TrimSuffix(image, ".zst"), ".raw")
 }
 
-// Report and SBOM return the names of an image's report and SBOM.
+// Report returns the file name of an image's report, and SBOM that of its SBOM.
 func Report(image string) string { return Stem(image) + ".report.json" }
 func SBOM(image string) string   { return Stem(image) + ".sbom.spdx.json" }
 
-// otherImage returns an existing image with the same report and SBOM as this one, or "". The files
-// of a removed image may be replaced.
+// otherImage returns an existing image whose report and SBOM would have the same names, or "". If
+// there is none, existing files of these names belong to a removed image and may be replaced.
 func otherImage(image string) string {
 	for _, ending := range []string{".raw", ".raw.zst"} {
 		other := Stem(image) + ending
@@ -178,7 +179,8 @@ func otherImage(image string) string {
 	return ""
 }
 
-// Apply sets the targets' file names, and returns the errors that writing those files would cause.
+// Apply sets the file names of the targets. It returns all errors that writing these files would
+// cause.
 func (o *Options) Apply(targets []Target) error {
 	var errs []error
 	for i := range targets {
@@ -201,11 +203,11 @@ func (o *Options) Apply(targets []Target) error {
 	return joined.Distinct(errs...)
 }
 
-// check returns the errors that writing the target's files would cause.
+// check returns all errors that writing the target's files would cause.
 func (t *Target) check(exportBase string) error {
 	image := t.Options.Output
 	errs := []error{builder.CheckOutput(image, t.Options.Force)}
-	if errs[0] == nil { // otherwise report and SBOM have the same problem
+	if errs[0] == nil { // otherwise report and SBOM have the same error
 		for _, f := range []struct{ what, path string }{{"report", Report(image)}, {"SBOM", SBOM(image)}} {
 			other := otherImage(image)
 			if err := file.Check(f.path, t.Options.Force || other == ""); err != nil {
@@ -233,13 +235,13 @@ func (t *Target) writesLock() bool { return t.Lock != "" && !t.Options.Locked }
 
 // buildFile is a file that a build reads or writes.
 type buildFile struct {
-	name    string // its name in messages about this file: the flag
-	what    string // its description in messages about another file
+	name    string // name in messages about this file: the flag
+	what    string // description in messages about another file
 	path    string
 	written bool
 }
 
-// files lists the files of all targets' builds.
+// files lists the files of the builds of all targets.
 func (o *Options) files(targets []Target) []buildFile {
 	document := o.Document
 	if document == "-" {
@@ -272,7 +274,7 @@ func (o *Options) files(targets []Target) []buildFile {
 	return slices.DeleteFunc(list, func(f buildFile) bool { return f.path == "" })
 }
 
-// checkDistinct rejects two names of one file if the build writes to it.
+// checkDistinct rejects two names for the same file if a build writes to it.
 func checkDistinct(files []buildFile) error {
 	var errs []error
 	for i, f := range files {
@@ -285,7 +287,7 @@ func checkDistinct(files []buildFile) error {
 	return joined.Distinct(errs...)
 }
 
-// Write writes the report, the SBOM and the lock of a built image.
+// Write writes the report, the SBOM and the lock of an image that was built.
 func (t *Target) Write(res *builder.Result) error {
 	report, err := res.Report.Encode()
 	if err != nil {
@@ -316,7 +318,7 @@ func (t *Target) Write(res *builder.Result) error {
 	return nil
 }
 
-// ExportBases exports the base of each target.
+// ExportBases exports the base of each target. After an error, it returns the image concerned.
 func (o *Options) ExportBases(ctx context.Context, targets []Target, results []*builder.Result) (image string, err error) {
 	for i := range targets {
 		t := &targets[i]

@@ -15,26 +15,26 @@ import (
 // LockVersion is the version of the lock's JSON format.
 const LockVersion = 1
 
-// Lock is the file next to the Image document that pins every input.
+// Lock is the file next to an Image document that pins every input.
 type Lock struct {
 	Version int `json:"version"`
-	// Arch is the architecture of the image; "" in old locks means amd64.
+	// Arch is the architecture of the image. In old locks, "" means amd64.
 	Arch   string           `json:"arch,omitempty"`
 	Inputs map[string]Input `json:"inputs"`
-	// RootRoom is the size in bytes of the largest root file system that all machines flashed with
-	// images of this lock can install as an update; 0 means unknown.
+	// RootRoom is the size in bytes of the largest root file system that fits on all machines that
+	// were flashed with images of this lock. 0 means that it is unknown.
 	RootRoom int64 `json:"rootRoom,omitempty"`
 }
 
-// NarrowRoom lowers RootRoom to the capacity, in bytes, of a new image's roots. 0 means that the
-// image cannot be updated, and sets no limit.
+// NarrowRoom lowers RootRoom to the capacity of a new image's root partitions, in bytes. A capacity
+// of 0 means that the image accepts no updates, and changes nothing.
 func (l *Lock) NarrowRoom(capacity int64) {
 	if capacity > 0 && (l.RootRoom == 0 || capacity < l.RootRoom) {
 		l.RootRoom = capacity
 	}
 }
 
-// Lock returns the lock of a plan whose inputs all have their digests.
+// Lock returns the lock of a plan. All inputs of the plan must have digests.
 func (p *Plan) Lock() *Lock {
 	l := &Lock{Version: LockVersion, Arch: p.Arch, Inputs: map[string]Input{}}
 	for name, in := range p.Inputs {
@@ -44,7 +44,7 @@ func (p *Plan) Lock() *Lock {
 	return l
 }
 
-// For reports whether the lock is of an image for that architecture.
+// For reports whether the lock is for an image of this architecture.
 func (l *Lock) For(arch string) bool { return cmp.Or(l.Arch, "amd64") == arch }
 
 // Encode returns the content of the lock file.
@@ -70,10 +70,10 @@ func DecodeLock(data []byte) (*Lock, error) {
 	return &l, nil
 }
 
-// newLock is the fix for a lock that cannot be read.
+// newLock is the advice for a lock that cannot be read.
 const newLock = "restore the file, or remove it to make a new one"
 
-// validate reports invalid values.
+// validate returns an error for each invalid value.
 func (l *Lock) validate() error {
 	bad := func(field, value, want string) error {
 		return fmt.Errorf("reading the lock: %s: %q is not %s; %s", field, value, want, newLock)
@@ -85,7 +85,7 @@ func (l *Lock) validate() error {
 	return errors.Join(errs...)
 }
 
-// checkInputs reports invalid digests.
+// checkInputs returns an error for each invalid digest.
 func checkInputs(inputs map[string]Input, bad func(field, value, want string) error) (errs []error) {
 	for _, name := range slices.Sorted(maps.Keys(inputs)) {
 		in := inputs[name]
@@ -105,7 +105,7 @@ func isHex64(s string) bool {
 	return len(s) == 64 && strings.Trim(s, "0123456789abcdef") == ""
 }
 
-// byOtherGo returns a note if two Go releases may explain different digests, or "".
+// byOtherGo returns a note if two Go releases may be the reason for different digests, or "".
 func byOtherGo(here, locked string) string {
 	if here == "" || locked == "" || here == locked {
 		return ""
@@ -113,7 +113,7 @@ func byOtherGo(here, locked string) string {
 	return fmt.Sprintf(" (compiled by %s, locked by %s)", here, locked)
 }
 
-// Go returns the Go release that compiled a locked program, or "" if the lock does not have it.
+// Go returns the Go release that compiled a locked program, or "" if it is unknown.
 func (l *Lock) Go(name string) string {
 	if l == nil {
 		return ""
@@ -121,8 +121,8 @@ func (l *Lock) Go(name string) string {
 	return l.Inputs[name].Go
 }
 
-// Uncompressed returns the lock's digest of an input's uncompressed bytes, or "" if the lock has
-// none or describes another input.
+// Uncompressed returns the locked digest of an input's uncompressed bytes. It returns "" if the
+// lock has none, or if the lock's input is a different one.
 func (l *Lock) Uncompressed(name string, in Input) string {
 	if sha, ok := l.Pinned(name, in); !ok || in.SHA256 != "" && in.SHA256 != sha {
 		return ""
@@ -130,8 +130,8 @@ func (l *Lock) Uncompressed(name string, in Input) string {
 	return l.Inputs[name].Uncompressed
 }
 
-// Pinned returns the lock's digest of an input if the lock describes the same input: the same
-// source or recipe and, for a container image, the same manifest.
+// Pinned returns the locked digest of an input. It returns false unless the lock's input has the
+// same source or recipe and, for a container image, the same manifest.
 func (l *Lock) Pinned(name string, in Input) (string, bool) {
 	if l == nil {
 		return "", false
@@ -144,12 +144,12 @@ func (l *Lock) Pinned(name string, in Input) (string, bool) {
 }
 
 func sameOrigin(a, b Input) bool {
-	// A lock does not record where edgebake's own programs were found.
+	// A lock does not record from which file edgebake's own programs came.
 	sameFile := a.File == b.File || a.Make == "agent"
 	return a.Make == b.Make && slices.Equal(a.Fetch, b.Fetch) && sameFile && compact(a.Recipe) == compact(b.Recipe)
 }
 
-// compact removes the indentation of a recipe in the lock file.
+// compact removes the indentation of a recipe, which the lock file adds.
 func compact(raw json.RawMessage) string {
 	var b bytes.Buffer
 	if json.Compact(&b, raw) != nil {
@@ -158,8 +158,8 @@ func compact(raw json.RawMessage) string {
 	return b.String()
 }
 
-// Check compares a plan with the lock, and reports all inputs that are missing, different or
-// superfluous in the lock.
+// Check compares a plan with the lock. It returns an error for each input that is missing,
+// different or superfluous in the lock.
 func (l *Lock) Check(p *Plan) error {
 	var errs []error
 	if !l.For(p.Arch) {

@@ -1,7 +1,7 @@
-// Package plan defines the Plan: all inputs of a build, resolved and pinned. A Plan is pure data
-// and does not change once it is resolved. The same Plan gives the same bytes anywhere; its ID
-// identifies the result and is the seed of every GUID and UUID on the disk. A Lock keeps the
-// digests of a Plan next to the Image document for later builds.
+// Package plan defines the Plan: all inputs of a build, resolved and pinned. A Plan is plain data
+// and does not change after it is resolved. The same Plan gives the same bytes on any computer. Its
+// ID identifies the image, and all GUIDs and UUIDs on the disk are derived from it. A Lock stores
+// the digests of a Plan next to the Image document, for later builds.
 package plan
 
 import (
@@ -20,82 +20,81 @@ import (
 	"github.com/edgebake/edgebake/configs"
 )
 
-// Version is the version of the plan's JSON format and of the way in which a disk is written from a
-// plan. A change of either increments it.
+// Version is the version of the plan's JSON format, and of the way in which a disk is written from
+// a plan.
 const Version = 2
 
-// Plan is printed by `edgebake plan` and executed by a build.
+// Plan describes a build completely. `edgebake plan` prints it.
 type Plan struct {
 	Version int    `json:"version"`
 	Name    string `json:"name"`
-	// Builder is the version of the edgebake that resolved the plan. It is not
-	// part of the ID: the same source compiled in two ways has two versions.
+	// Builder is the version of the edgebake that made the plan. It is not part of the ID: the same
+	// source has different versions, depending on how it is compiled.
 	Builder string `json:"builder"`
-	// Rendered is the SHA-256, in hex, of the files that edgebake renders for this Image. Most
-	// updates of edgebake change it.
+	// Rendered is the SHA-256, in hex, of the files that edgebake renders for this Image. A new
+	// version of edgebake usually changes it.
 	Rendered string `json:"rendered"`
 	// Arch is the GOARCH of the machine that boots the image.
 	Arch string `json:"arch"`
-	// SourceDate is the time, in seconds since the epoch, of everything that has no time of its
-	// own.
+	// SourceDate is the time of files that have no time of their own, in seconds since 1970.
 	SourceDate int64 `json:"sourceDate"`
-	// Inputs maps names to the inputs to be fetched or made.
+	// Inputs maps the name of each input to the input.
 	Inputs map[string]Input `json:"inputs"`
-	// Layers are merged in this order. The files that edgebake renders come after
-	// the programs and before the user's overlays.
+	// Layers are merged in this order. The files that edgebake renders come after the programs and
+	// before the user's overlays.
 	Layers []Layer `json:"layers"`
-	// Partitions are in the order of the table.
+	// Partitions are in the order of the partition table.
 	Partitions []Partition `json:"partitions"`
-	// Config is the canonical JSON of the Image document's other fields, from
-	// which overlays are rendered.
+	// Config contains the other fields of the Image document as canonical JSON. Rendering uses
+	// them.
 	Config json.RawMessage `json:"config"`
-	// Images are the container images to be included, with their layers. They
-	// follow from the digests in Inputs, and are not part of the ID.
+	// Images contains the container images of the image, with their layers. They follow from the
+	// digests in Inputs, so they are not part of the ID.
 	Images []images.Pinned `json:"images,omitempty"`
-	// Registries and Keyrings (paths, in the order of the recipe's digests) are needed to fetch
-	// inputs. They are not part of the ID.
+	// Registries and Keyrings are needed to fetch inputs. Keyrings contains paths, in the order of
+	// the digests in the recipe. Neither is part of the ID.
 	Registries []configs.Registry `json:"registries,omitempty"`
 	Keyrings   []string           `json:"keyrings,omitempty"`
 }
 
-// Input is one input from outside: fetched, a local file, or made on this computer.
+// Input is an input of the build: downloaded, a local file, or made on this computer.
 type Input struct {
-	// Fetch lists URLs of the same bytes. They are not part of the plan's ID, since a mirror does
-	// not change the result.
+	// Fetch lists URLs of the same file. They are not part of the ID, because a mirror does not
+	// change the result.
 	Fetch []string `json:"fetch,omitempty"`
-	// File is a path, absolute or relative to the Image document.
+	// File is a path. If it is relative, it is relative to the Image document.
 	File string `json:"file,omitempty"`
-	// Make is the kind of recipe of an input that is made on this computer: "mmdebstrap", "go",
-	// "oci" (a container image's root file system), "image" (a container image to be included),
-	// "folder" (File, packed as a tar), "agent" (one of edgebake's own programs). Recipe is its
-	// canonical JSON.
+	// Make is the kind of an input that is made on this computer: "mmdebstrap", "go", "oci" (the
+	// root file system of a container image), "image" (a container image to include), "folder" (the
+	// directory File as a tar), or "agent" (one of edgebake's own programs). Recipe describes how
+	// it is made, as canonical JSON.
 	Make   string          `json:"make,omitempty"`
 	Recipe json.RawMessage `json:"recipe,omitempty"`
-	// Digest is the digest, "sha256:…", of the manifest that the container image's name in Recipe
-	// resolved to.
+	// Digest is the digest ("sha256:…") of the manifest to which the container image's reference in
+	// Recipe pointed.
 	Digest string `json:"digest,omitempty"`
-	// Go is the Go release that compiled a program, if edgebake compiled it and the program records
-	// it. Another release compiles other bytes.
+	// Go is the Go release that compiled a program, if edgebake compiled it and the release is
+	// known. Another release compiles to other bytes.
 	Go string `json:"go,omitempty"`
-	// SHA256 is the digest of the bytes, in hex. It is empty until the input is made for the first
-	// time; then the lock keeps it.
+	// SHA256 is the digest of the input, in hex. It is empty until the input is made for the first
+	// time. From then on, the lock contains it.
 	SHA256 string `json:"sha256,omitempty"`
-	// Uncompressed is the digest, in hex, of a compressed base's uncompressed bytes, once it is
-	// known. An exported base has these bytes.
+	// Uncompressed is the digest, in hex, of a compressed base after uncompressing, once it is
+	// known. An exported base has this digest.
 	Uncompressed string `json:"uncompressed,omitempty"`
-	// Field (of the Image) or Place (in a manifest of imagesFrom) names the input's origin. They
-	// are only for messages, and not in the lock.
+	// Field and Place tell where the input comes from: a field of the Image, or a place in a
+	// manifest of imagesFrom. They are only for messages, and are not in the lock.
 	Field string `json:"field,omitempty"`
 	Place string `json:"place,omitempty"`
 }
 
-// From briefly describes the source or the recipe of the input.
+// From describes the source or the recipe of the input in a few words.
 func (in Input) From() string {
 	var r struct {
 		Module, Version, Suite, Layout, Archive string
 		Source                                  struct{ Ref string }
 	}
-	_ = json.Unmarshal(in.Recipe, &r) // old recipes may have other fields; some inputs have no recipe
+	_ = json.Unmarshal(in.Recipe, &r) // ignore errors: some inputs have no recipe, and old recipes may have other fields
 	switch {
 	case in.Make == "agent":
 		return "edgebake's own"
@@ -115,41 +114,40 @@ func (in Input) From() string {
 	return in.Make
 }
 
-// Layer describes how an input is added to the tree.
+// Layer describes how an input is added to the file tree.
 type Layer struct {
 	Name    string `json:"name"`
 	Input   string `json:"input"`
 	Replace bool   `json:"replace,omitempty"`
-	// Path, if set, is the file that the input becomes (a program).
+	// Path, if set, is the path of the file that the input becomes, such as a program.
 	Path string `json:"path,omitempty"`
 	Mode uint32 `json:"mode,omitempty"`
-	// Members, if set, maps the entries of a tar that are used to their destinations.
+	// Members, if set, maps those entries of a tar that are used to their paths.
 	Members map[string]string `json:"members,omitempty"`
 }
 
-// Partition is one entry of the GPT.
+// Partition is an entry of the partition table.
 type Partition struct {
 	Label string `json:"label"`
-	// FS is fat32, fat16, fat12, ext4 or empty (left unformatted).
+	// FS is fat32, fat16, fat12, ext4, or empty for an unformatted partition.
 	FS string `json:"fs,omitempty"`
-	// Size is the size of the file system in bytes; 0 means computed from the content.
+	// Size is the size of the file system in bytes. 0 means that it depends on the contents.
 	Size int64 `json:"size"`
-	// Grow is the space for a larger file system.
+	// Grow is space for a larger file system of an update.
 	Grow *Grow `json:"grow,omitempty"`
-	// HashTree adds space for the larger file system's dm-verity hash tree.
+	// HashTree adds space for the dm-verity hash tree of that larger file system.
 	HashTree bool `json:"hashTree,omitempty"`
 	// Gap is unused space before the partition, in bytes.
 	Gap int64 `json:"gap,omitempty"`
 }
 
-// Grow is the space for growth of a partition's content: a share of its size, and at least AtLeast
-// bytes.
+// Grow is the space for growth: a percentage of the contents' size, but at least AtLeast bytes.
 type Grow struct {
 	Percent int64 `json:"percent"`
 	AtLeast int64 `json:"atLeast"`
 }
 
-// Of returns the space for growth, in bytes, of content of that size.
+// Of returns the space for growth for contents of this size, in bytes.
 func (g *Grow) Of(content int64) int64 {
 	if g == nil {
 		return 0
@@ -157,11 +155,11 @@ func (g *Grow) Of(content int64) int64 {
 	return max(content*g.Percent/100, g.AtLeast)
 }
 
-// ErrUnpinned means that a plan has no ID, since some inputs were never made.
+// ErrUnpinned means that a plan has no ID yet, because some of its inputs have never been made.
 var ErrUnpinned = errors.New("the plan has inputs without digest")
 
-// ID returns the SHA-256, in hex, of the plan's canonical JSON. It leaves out the sources of inputs
-// and the edgebake that resolved the plan: only the inputs' bytes matter.
+// ID returns the SHA-256, in hex, of the plan's canonical JSON. The ID depends on the digests of
+// the inputs, but neither on their sources nor on the edgebake that made the plan.
 func (p *Plan) ID() (string, error) {
 	c := *p
 	c.Builder, c.Images, c.Registries, c.Keyrings = "", nil, nil, nil
@@ -174,8 +172,8 @@ func (p *Plan) ID() (string, error) {
 		}
 		pinned := Input{SHA256: in.SHA256}
 		if in.Make == "image" {
-			// Include the manifest's digest: an index does not determine which of its manifests is
-			// used.
+			// Include the digest of the manifest, because an index does not determine which of its
+			// manifests is used.
 			pinned.Digest = in.Digest
 		}
 		c.Inputs[name] = pinned
@@ -191,20 +189,20 @@ func (p *Plan) ID() (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
-// With returns a copy of the plan with these inputs, which have their digests.
+// With returns a copy of the plan with these inputs.
 func (p *Plan) With(inputs map[string]Input) *Plan {
 	c := *p
 	c.Inputs = maps.Clone(inputs)
 	return &c
 }
 
-// file is the format of a plan file. It has an ID if every input has its digest.
+// file is the format of a plan file. It contains the ID if every input has a digest.
 type file struct {
 	ID string `json:"id,omitempty"`
 	*Plan
 }
 
-// Encode returns the plan in the format that Decode reads.
+// Encode returns the plan as JSON that Decode reads.
 func (p *Plan) Encode() ([]byte, error) {
 	id, err := p.ID()
 	if err != nil && !errors.Is(err, ErrUnpinned) {
@@ -213,8 +211,7 @@ func (p *Plan) Encode() ([]byte, error) {
 	return encode(file{id, p})
 }
 
-// Decode decodes a plan from Encode. It rejects a plan that was edited or written by another
-// version of edgebake.
+// Decode decodes the result of Encode. It rejects a plan that was edited, or whose Version differs.
 func Decode(data []byte) (*Plan, error) {
 	const again = "make it again with edgebake plan --output json"
 	f := file{Plan: &Plan{}}
@@ -233,7 +230,7 @@ func Decode(data []byte) (*Plan, error) {
 	if p.Inputs == nil {
 		p.Inputs = map[string]Input{}
 	}
-	// The file is indented, but the ID is the hash of the compact format.
+	// The file is indented, but the ID is a hash of compact JSON.
 	p.Config = json.RawMessage(compact(p.Config))
 	for name, in := range p.Inputs {
 		if in.Recipe != nil {
@@ -254,7 +251,7 @@ func Decode(data []byte) (*Plan, error) {
 	return p, nil
 }
 
-// problems reports invalid values.
+// problems returns an error for each invalid value.
 func (p *Plan) problems() []error {
 	errs := checkInputs(p.Inputs, func(field, value, want string) error {
 		return fmt.Errorf("reading the plan: %s: %q is not %s", field, value, want)

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// hex64 returns a SHA-256 that is easy to recognize.
+// hex64 returns an SHA-256 that is easy to recognize.
 func hex64(digit string) string { return strings.Repeat(digit, 64) }
 
 func sample() *Plan {
@@ -120,8 +120,8 @@ func TestLock(t *testing.T) {
 	}
 }
 
-// TestLockWithoutDigest checks that with --locked an entry that pins no bytes counts as missing,
-// and that an image with another manifest is another image.
+// TestLockWithoutDigest checks that an entry of the lock without a digest counts as missing, and
+// that an image with another manifest counts as a different input.
 func TestLockWithoutDigest(t *testing.T) {
 	p := sample()
 	l := p.Lock()
@@ -150,7 +150,7 @@ func TestLockWithoutDigest(t *testing.T) {
 	}
 }
 
-// TestDecodeLock checks that an invalid lock is rejected with the field.
+// TestDecodeLock checks that an invalid lock is rejected, and that the error names the field.
 func TestDecodeLock(t *testing.T) {
 	good := `{"version":1,"arch":"arm64","inputs":{"base":{"sha256":"` + hex64("a") + `","digest":"sha256:` + hex64("b") + `"},"old":{"make":"go"}},"rootRoom":5}`
 	if _, err := DecodeLock([]byte(good + "\n")); err != nil {
@@ -201,7 +201,7 @@ func FuzzDecodeLock(f *testing.F) {
 	})
 }
 
-// TestDecode checks that a plan is read exactly as written, or rejected.
+// TestDecode checks that a plan is either read exactly as it was written, or rejected.
 func TestDecode(t *testing.T) {
 	written := func(p *Plan) string {
 		b, err := p.Encode()

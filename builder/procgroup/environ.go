@@ -8,17 +8,17 @@ import (
 	"strings"
 )
 
-// private is the prefix of edgebake's own variables. Some contain passwords and tokens, which
+// private is the prefix of edgebake's own environment variables. Some contain secrets, which
 // scripts of packages, Images and Makefiles must not see.
 const private = "EDGEBAKE_"
 
-// Environ returns the environment for external programs: that of this process
-// without edgebake's own variables.
+// Environ returns the environment for external programs: this process's environment without
+// edgebake's own variables.
 func Environ() []string {
 	return slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, private) })
 }
 
-// Command is like exec.CommandContext, but uses Environ.
+// Command returns the result of exec.CommandContext with the environment Environ.
 func Command(ctx context.Context, name string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Env = Environ()

@@ -1,9 +1,9 @@
-// Package procgroup runs external programs, and ends them together with all
-// processes that they start.
+// Package procgroup runs external programs. It ends them together with all processes that they have
+// started.
 //
-// An interrupt typed at a terminal reaches every process of the job. One from a
-// service manager or a CI runner reaches only edgebake, but mmdebstrap, apt and
-// go expect that their children received it too.
+// If a person interrupts edgebake at a terminal, every process of the job gets the signal. A
+// service manager or a CI runner sends it only to edgebake, but mmdebstrap, apt and go rely on
+// their children getting it too.
 package procgroup
 
 import (
@@ -14,14 +14,14 @@ import (
 	"time"
 )
 
-// killLimit limits the wait for killed processes. A process in an uninterruptible system call ends
-// only after the call.
+// killLimit is how long kill waits for killed processes. A process in an uninterruptible system
+// call ends only after that call.
 const killLimit = 10 * time.Second
 
-// Run runs a command of exec.CommandContext in its own process group. When its context ends, Run
-// interrupts the whole group and kills it after grace. If the command fails, Run kills the rest of
-// the group; if it cannot, it returns an error that mentions the remaining processes. It does not
-// find processes that started their own session.
+// Run runs a command from exec.CommandContext in its own process group. When the context ends, Run
+// interrupts the group, and kills it after grace. If the command fails, Run kills the rest of the
+// group, and returns an error if processes remain. It does not find processes in a session of their
+// own.
 func Run(cmd *exec.Cmd, grace time.Duration) error {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = new(syscall.SysProcAttr)
@@ -39,11 +39,11 @@ func Run(cmd *exec.Cmd, grace time.Duration) error {
 	return err
 }
 
-// kill ends the rest of a group whose leader has ended.
+// kill kills the rest of a group whose leader has ended.
 func kill(group int) error {
 	for wait := time.Millisecond; ; wait *= 2 {
 		if err := syscall.Kill(-group, syscall.SIGKILL); err != nil || !running(group) {
-			return nil // nothing is left but zombies
+			return nil // only zombies are left
 		}
 		if wait > killLimit/2 {
 			return fmt.Errorf("processes of group %d do not exit", group)

@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// TestRunEndsChildren runs a parent that leaves the interrupt to its child. The child reacts to it
-// in different ways.
+// TestRunEndsChildren runs a parent that lets its child handle the interrupt. Each child reacts in
+// another way.
 func TestRunEndsChildren(t *testing.T) {
 	const parent = `trap 'echo heard' INT; sh -c "$0"; echo "child: $?"; exit 3`
 	for name, c := range map[string]struct {
@@ -27,7 +27,7 @@ func TestRunEndsChildren(t *testing.T) {
 		"is elsewhere": {`trap '' INT; sleep 1000 >/dev/null 2>&1 & echo $!; kill -INT $PPID; kill -9 $$`, "heard", time.Minute},
 	} {
 		t.Run(name, func(t *testing.T) {
-			ctx, cancel := signal.NotifyContext(t.Context(), os.Interrupt) // as edgebake's main does
+			ctx, cancel := signal.NotifyContext(t.Context(), os.Interrupt) // as in edgebake's main
 			defer cancel()
 			cmd := exec.CommandContext(ctx, "sh", "-c", parent, c.child)
 			out, in := io.Pipe()

@@ -4,5 +4,5 @@ package procgroup
 
 import "syscall"
 
-// running reports whether a process of the group exists.
+// running reports whether the group has a process.
 func running(group int) bool { return syscall.Kill(-group, 0) == nil }

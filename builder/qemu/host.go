@@ -21,7 +21,7 @@ import (
 // Version is a version of QEMU.
 type Version struct{ Major, Minor int }
 
-// Program is a QEMU that emulates one architecture.
+// Program is a QEMU program for one architecture.
 type Program struct {
 	Path    string
 	Version Version
@@ -29,7 +29,7 @@ type Program struct {
 
 var names = map[string]string{"amd64": "qemu-system-x86_64", "arm64": "qemu-system-aarch64"}
 
-// Find finds QEMU on PATH and its version.
+// Find finds QEMU on PATH, and its version.
 func Find(ctx context.Context, arch string) (Program, error) {
 	name, ok := names[arch]
 	if !ok {
@@ -71,27 +71,28 @@ func parseVersion(out string) (Version, error) {
 	return Version{major, minor}, err
 }
 
-// firmwares lists the paths of UEFI firmware in distributions, best first: the code, and the
-// initial variables. 4M variants come first: 2M ones have too little space for Secure Boot's lists.
+// firmwares lists the paths of UEFI firmware in several distributions, the preferred first. Each is
+// the code and the initial variables. 2M variants come after 4M variants, because they have too
+// little space for the lists of Secure Boot.
 var firmwares = map[string][][2]string{
 	"amd64": {
 		{"OVMF/OVMF_CODE_4M.fd", "OVMF/OVMF_VARS_4M.fd"},                 // Debian, Ubuntu
-		{"OVMF/OVMF_CODE.fd", "OVMF/OVMF_VARS.fd"},                       // older versions
+		{"OVMF/OVMF_CODE.fd", "OVMF/OVMF_VARS.fd"},                       // older releases of both
 		{"edk2/ovmf/OVMF_CODE.fd", "edk2/ovmf/OVMF_VARS.fd"},             // Fedora
 		{"edk2/x64/OVMF_CODE.4m.fd", "edk2/x64/OVMF_VARS.4m.fd"},         // Arch
 		{"qemu/ovmf-x86_64-4m-code.bin", "qemu/ovmf-x86_64-4m-vars.bin"}, // SUSE
-		{"qemu/edk2-x86_64-code.fd", "qemu/edk2-i386-vars.fd"},           // QEMU's own
+		{"qemu/edk2-x86_64-code.fd", "qemu/edk2-i386-vars.fd"},           // shipped with QEMU
 	},
 	"arm64": {
 		{"AAVMF/AAVMF_CODE.fd", "AAVMF/AAVMF_VARS.fd"},                                // Debian, Ubuntu
 		{"edk2/aarch64/QEMU_EFI-pflash.raw", "edk2/aarch64/vars-template-pflash.raw"}, // Fedora
 		{"edk2/aarch64/QEMU_CODE.fd", "edk2/aarch64/QEMU_VARS.fd"},                    // Arch
 		{"qemu/aavmf-aarch64-code.bin", "qemu/aavmf-aarch64-vars.bin"},                // SUSE
-		{"qemu/edk2-aarch64-code.fd", "qemu/edk2-arm-vars.fd"},                        // QEMU's own
+		{"qemu/edk2-aarch64-code.fd", "qemu/edk2-arm-vars.fd"},                        // shipped with QEMU
 	},
 }
 
-// secureFirmwares lists firmware in which the vendors' Secure Boot keys are enrolled.
+// secureFirmwares lists firmware that contains the vendors' keys for Secure Boot.
 var secureFirmwares = map[string][][2]string{
 	"amd64": {
 		{"OVMF/OVMF_CODE_4M.ms.fd", "OVMF/OVMF_VARS_4M.ms.fd"},               // Debian, Ubuntu
@@ -102,11 +103,11 @@ var secureFirmwares = map[string][][2]string{
 	},
 }
 
-// ShareDirs returns the usual directories for FindFirmware.
+// ShareDirs returns the directories in which FindFirmware usually searches.
 func ShareDirs() []string { return []string{"/usr/share", "/usr/local/share", "/opt/homebrew/share"} }
 
-// FindFirmware finds UEFI firmware for an architecture in one of the directories, with Secure Boot
-// enabled if secure is set. Its Vars are a template that each machine copies.
+// FindFirmware finds UEFI firmware for an architecture in these directories. If secure is set,
+// Secure Boot is enabled in it. Each machine must use its own copy of the Vars file.
 func FindFirmware(dirs []string, arch string, secure bool) (Firmware, error) {
 	list := firmwares[arch]
 	if secure {
@@ -133,7 +134,7 @@ func regular(path string) bool {
 	return err == nil && fi.Mode().IsRegular()
 }
 
-// OwnVars copies the firmware's variables to path. Only one machine may write to the copy.
+// OwnVars copies the firmware's variables to path, for a single machine.
 func (fw Firmware) OwnVars(path string) (Firmware, error) {
 	b, err := os.ReadFile(fw.Vars)
 	if err != nil {
@@ -146,9 +147,9 @@ func (fw Firmware) OwnVars(path string) (Firmware, error) {
 	return fw, nil
 }
 
-// Overlay creates a qcow2 file that receives all writes to image, a file or a disk. A size larger
-// than the image's makes the disk larger, like a device to which the image was flashed; 0 keeps the
-// size.
+// Overlay creates a qcow2 file that receives all writes to image, which may be a file or a disk.
+// size is the size of the machine's disk in bytes, or 0 for that of the image. A larger disk is
+// like a device that the image was flashed to.
 func Overlay(ctx context.Context, image, overlay string, size int64) error {
 	abs, err := filepath.Abs(image)
 	if err != nil {
@@ -171,13 +172,13 @@ func Overlay(ctx context.Context, image, overlay string, size int64) error {
 	return nil
 }
 
-// ProbeLimit is the usual limit for Probe. The firmware needs a few seconds.
+// ProbeLimit is the usual time limit for Probe. The firmware needs a few seconds.
 const ProbeLimit = 15 * time.Second
 
 // Probe returns the accelerator that works for guests of an architecture and, if it is not KVM, the
-// reason. It runs the firmware without a disk until its clock has ticked. This tests a guest in
-// 64-bit mode, with paging and timer interrupts; that /dev/kvm opens proves nothing. QEMU is killed
-// after limit.
+// reason. It runs the firmware without a disk until the firmware's clock has ticked. This tests a
+// guest in 64-bit mode, with paging and timer interrupts; it is not enough that /dev/kvm can be
+// opened. Probe kills QEMU after limit.
 func Probe(ctx context.Context, p Program, fw Firmware, arch string, limit time.Duration) (accel, why string) {
 	if arch != runtime.GOARCH {
 		return TCG, fmt.Sprintf("the guest is %s and this machine is %s", arch, runtime.GOARCH)
@@ -191,8 +192,8 @@ func Probe(ctx context.Context, p Program, fw Firmware, arch string, limit time.
 	return KVM, ""
 }
 
-// firstWords returns the first line of QEMU's output, without QEMU's name. The rest, such as an
-// assertion, does not help a user.
+// firstWords returns the first line of QEMU's output, without QEMU's name. Further lines, such as
+// an assertion, do not help a user.
 func firstWords(stderr string) string {
 	line, _, _ := strings.Cut(strings.TrimSpace(stderr), "\n")
 	if name, rest, ok := strings.Cut(line, ": "); ok && strings.HasPrefix(name, "qemu-system-") {
@@ -204,7 +205,7 @@ func firstWords(stderr string) string {
 	return ": " + line
 }
 
-// ticks is printed once a second by the countdown of the firmware's shell.
+// ticks is text that the countdown of the firmware's shell prints every second.
 var ticks = []byte("seconds")
 
 func tryGuest(ctx context.Context, p Program, fw Firmware, arch string, limit time.Duration) error {
@@ -227,7 +228,7 @@ func tryGuest(ctx context.Context, p Program, fw Firmware, arch string, limit ti
 	cmd := procgroup.Command(ctx, p.Path, args...)
 	cmd.Stdout = in
 	cmd.Stderr = &stderr
-	// A QEMU that is stuck in the kernel cannot be killed, so do not wait for it.
+	// QEMU may hang in the kernel, and then cannot be killed: do not wait for it.
 	cmd.WaitDelay = 2 * time.Second
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("starting QEMU: %w", err)

@@ -1,11 +1,11 @@
-// Package qemu builds command lines that boot a disk image in QEMU like on a real machine: through
-// UEFI firmware, on virtio devices, with the serial port as console. It finds QEMU and its
-// firmware, and tests KVM with a small guest, since kernels may hang under KVM although /dev/kvm
-// opens.
+// Package qemu builds command lines that boot a disk image in QEMU as on a real machine: with UEFI
+// firmware, virtio devices, and the serial port as the console. It finds QEMU and its firmware, and
+// tests KVM with a small guest, because a kernel may hang under KVM although /dev/kvm can be
+// opened.
 //
-// A Machine is plain data and Args is pure. An image is never written to: machines run on a qcow2
-// overlay that the caller removes. A command line must not contain secrets, since every user of the
-// host can read it; secrets are in the image's slot.
+// Machine is plain data, and Args is pure. Machines never write to an image, but to a qcow2 overlay
+// that the caller removes. A command line must not contain secrets, since every user of the
+// computer can read it. The secrets are in the image's slot.
 package qemu
 
 import (
@@ -20,7 +20,7 @@ import (
 // Accelerators.
 const (
 	KVM = "kvm"
-	TCG = "tcg" // emulation: works everywhere, but 10 to 30 times slower
+	TCG = "tcg" // emulation: works everywhere, but is 10 to 30 times slower
 )
 
 // Buses for removable drives.
@@ -33,88 +33,88 @@ const (
 type Machine struct {
 	Arch  string // amd64 (default) or arm64
 	Accel string // KVM or TCG (default)
-	// CPUs defaults to 2, Memory (MiB) to 2048.
+	// CPUs has the default 2, and Memory (in MiB) the default 2048.
 	CPUs, Memory int
 	// Firmware boots the first disk. It must be empty if Kernel is set.
 	Firmware Firmware
-	// Kernel boots directly, without firmware and loader.
+	// Kernel boots without firmware and boot loader.
 	Kernel, Initrd, KernelArgs string
 
 	Disks []Disk
 	NICs  []NIC
-	// Sticks is the bus for removable drives that are attached while the machine runs: USB, or SCSI
-	// for kernels without USB; empty for none.
+	// Sticks is the bus of removable drives that are attached while the machine runs: USB, SCSI for
+	// kernels without USB, or empty for none.
 	Sticks string
-	// Stick is a raw image that is attached at the start and booted first.
+	// Stick is a raw image that is attached from the beginning, and is booted first.
 	Stick string
-	// CD is an ISO in an optical drive, booted first.
+	// CD is an ISO image in an optical drive, which is booted first.
 	CD string
-	// NetBoot makes the firmware boot from the first network card, if it can.
+	// NetBoot makes the firmware boot from the first network card, if that is possible.
 	NetBoot bool
-	// HTTPSCAs is an EFI signature list of the CAs that the firmware accepts for HTTPS boot; empty
-	// for none.
+	// HTTPSCAs is an EFI signature list of the CAs that the firmware accepts for HTTPS boot. It is
+	// empty for none.
 	HTTPSCAs string
-	// Watchdog is a hardware watchdog that resets a machine that hangs.
+	// Watchdog adds a hardware watchdog, which resets a hanging machine.
 	Watchdog bool
-	// Serial is the console: "stdio" (default), "terminal" (stdio where
-	// Ctrl-A X ends QEMU), or a file's path.
+	// Serial is the console: "stdio" (default), "terminal" (stdio, but Ctrl-A X ends QEMU), or the
+	// path of a file.
 	Serial string
-	// QMP is the path of a socket for commands to QEMU; empty for none.
+	// QMP is the path of a socket for commands to QEMU. It is empty for none.
 	QMP string
-	// UUID and SerialNumber are the values in the machine's SMBIOS.
+	// UUID and SerialNumber are values in the SMBIOS of the machine.
 	UUID, SerialNumber string
-	// Clock is the initial time of the hardware clock, as in 2026-01-31T12:00:00; empty for the
-	// current time.
+	// Clock is the initial time of the hardware clock, such as 2026-01-31T12:00:00. If it is empty,
+	// the clock has the current time.
 	Clock string
-	// Counted makes all clocks of the guest count its instructions, one per nanosecond; they follow
-	// the host's clock only while the guest is idle. A busy host then causes no delays or timeouts
-	// in the guest. It needs TCG, and runs the CPUs in turn.
+	// Counted makes all clocks of the guest count its instructions, one per nanosecond. They follow
+	// the host's clock only while the guest is idle. Therefore, a busy host causes no delays or
+	// timeouts in the guest. Counted requires TCG, and the CPUs run in turn.
 	Counted bool
 	// NoReboot makes QEMU exit at a reset.
 	NoReboot bool
 }
 
-// Firmware is UEFI firmware: read-only code, and a file of variables that only one machine writes
-// to.
+// Firmware is UEFI firmware: read-only code, and a file of variables that only one machine may
+// write to.
 type Firmware struct {
 	Code, Vars string
-	// Secure means that Secure Boot is enabled. On amd64 this code needs system management mode.
+	// Secure means that Secure Boot is enabled. On amd64, this requires system management mode.
 	Secure bool
 }
 
-// Disk is a virtio disk. Unless Sync is set, its writes are not made durable on the host.
+// Disk is a virtio disk. Unless Sync is set, its writes are not durable on the host.
 type Disk struct {
 	Path   string
 	Format string // qcow2 (default) or raw
 	Serial string
 	Sync   bool
-	// Sector is the size of its logical and physical sectors in bytes; 0 means
-	// 512.
+	// Sector is the size of its logical and physical sectors in bytes. 0 means 512.
 	Sector int64
-	// Log is an existing, empty file that records every write and flush in the format of the
-	// kernel's dm-log-writes. It shows the writes that the disk's cache may lose in a power cut.
+	// Log is an existing, empty file to which QEMU logs every write and flush, in the format of the
+	// kernel's dm-log-writes. It shows which writes a power cut could lose.
 	Log string
 }
 
-// NIC is a network card, on a tap device or on QEMU's own user-mode network.
+// NIC is a network card. It is connected to a tap device, a Cable, or QEMU's own user-mode network.
 type NIC struct {
 	MAC string
 	Tap string
-	// Cable connects to a card of another machine; nil for none.
+	// Cable connects the card to a card of another machine. It is nil for none.
 	Cable *Cable
-	// Forwards are ports of the host's loopback that user-mode networking forwards to the guest.
-	// The guest reaches the host's loopback as 10.0.2.2.
+	// Forwards are ports of the host's loopback interface that the user-mode network forwards to
+	// the guest. The guest reaches the host's loopback interface as 10.0.2.2.
 	Forwards []Forward
 }
 
-// Cable connects two cards by two sockets of this host. Own and Other are the paths of this card's
-// socket and of the other card's. Either machine may be stopped.
+// Cable connects two cards by two sockets. Own is the path of this card's socket, and Other of the
+// other card's. Either machine may be stopped.
 type Cable struct{ Own, Other string }
 
-// Forward is one forwarded TCP port.
+// Forward is a forwarded TCP port.
 type Forward struct{ Host, Guest int }
 
-// Args returns the arguments for a QEMU of that version, or all errors of the machine.
+// Args returns the arguments for this version of QEMU. The error contains all problems of the
+// machine.
 func (m Machine) Args(v Version) ([]string, error) {
 	m.Arch, m.Accel, m.Serial = cmp.Or(m.Arch, "amd64"), cmp.Or(m.Accel, TCG), cmp.Or(m.Serial, "stdio")
 	c := &commandLine{args: []string{"-nodefaults", "-no-user-config", "-display", "none", "-vga", "none"}}
@@ -147,7 +147,7 @@ type commandLine struct {
 
 func (c *commandLine) add(args ...string) { c.args = append(c.args, args...) }
 
-// option adds a flag if its value is not empty.
+// option adds a flag unless its value is empty.
 func (c *commandLine) option(flag, v string) {
 	if v != "" {
 		c.add(flag, v)
@@ -175,7 +175,7 @@ func (c *commandLine) machine(m Machine, v Version) {
 		}
 	}
 	if m.Firmware.Secure && m.Arch == "amd64" {
-		// On arm64 the firmware's keys are not protected from the guest.
+		// On arm64, the firmware's keys are not protected from the guest.
 		board += ",smm=on"
 		c.add("-global", "driver=cfi.pflash01,property=secure,value=on")
 	}
@@ -223,7 +223,7 @@ func (c *commandLine) disk(i, boot int, d Disk) {
 		cache = "none"
 	}
 	if d.Log != "" {
-		// Flushes are recorded, but not passed on to the host.
+		// The log contains flushes, but the host's file is not flushed.
 		c.add("-blockdev", fmt.Sprintf("driver=%s,node-name=data%d,cache.no-flush=on,discard=unmap,file.driver=file,file.cache.no-flush=on,file.filename=%s", format, i, value(d.Path)),
 			"-blockdev", fmt.Sprintf("driver=file,node-name=log%d,cache.no-flush=on,filename=%s", i, value(d.Log)),
 			"-blockdev", fmt.Sprintf("driver=blklogwrites,node-name=disk%[1]d,file=data%[1]d,log=log%[1]d", i))
@@ -267,11 +267,11 @@ func (c *commandLine) nic(i int, n NIC, boot bool) {
 	if boot {
 		dev += ",bootindex=0"
 	}
-	// UEFI has its own drivers; QEMU's boot ROM would claim the card.
+	// UEFI has its own driver. QEMU's boot ROM would take over the card.
 	c.add("-netdev", netdev, "-device", dev+",romfile=")
 }
 
-// devices adds the devices that are neither disks nor network cards.
+// devices adds all devices except disks and network cards.
 func (c *commandLine) devices(m Machine) {
 	switch m.Sticks {
 	case "":
@@ -303,7 +303,7 @@ func (c *commandLine) devices(m Machine) {
 	if m.Watchdog {
 		c.add("-device", "i6300esb")
 	}
-	// A guest without entropy waits when it creates its first keys.
+	// Without this device, a guest may wait for entropy before it can make its first keys.
 	c.add("-device", "virtio-rng-pci")
 }
 
@@ -321,7 +321,7 @@ func (c *commandLine) console(m Machine) {
 	}
 }
 
-// identity adds settings that distinguish this machine and this run from others.
+// identity adds the settings that differ between machines and between runs.
 func (c *commandLine) identity(m Machine) {
 	c.option("-uuid", m.UUID)
 	if m.SerialNumber != "" {
@@ -341,23 +341,23 @@ func (c *commandLine) identity(m Machine) {
 	}
 }
 
-// cpu returns a CPU model with all features that current kernels and programs may need.
+// cpu returns a CPU model with all features that current kernels and programs may require.
 func cpu(arch, accel string, v Version) string {
 	switch {
 	case accel == KVM:
 		return "host"
 	case arch == "amd64" && v.Major < 8:
-		// QEMU 7 emulates cmpxchg16b incorrectly: every second boot of a 6.12 kernel panics.
+		// QEMU 7 emulates cmpxchg16b incorrectly: half of the boots of a 6.12 kernel panic.
 		return "max,-cx16"
 	case arch == "arm64":
-		// Kernels sign each return address, and QEMU emulates the architecture's cipher several
-		// times more slowly than its own.
+		// Kernels sign every return address. QEMU emulates its own cipher for this several times
+		// faster than the architecture's.
 		return "max,pauth-impdef=on"
 	}
 	return "max"
 }
 
-// value escapes a value for QEMU's option syntax.
+// value escapes a value in the syntax of QEMU's options.
 func value(s string) string { return strings.ReplaceAll(s, ",", ",,") }
 
 func port(n int) bool { return n > 0 && n < 1<<16 }

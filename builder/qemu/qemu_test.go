@@ -119,7 +119,7 @@ func TestFindFirmware(t *testing.T) {
 	if _, err := FindFirmware([]string{dir}, "amd64", false); err == nil || !strings.Contains(err.Error(), "ovmf") {
 		t.Errorf("nothing installed: %v", err)
 	}
-	// Firmware without its variables does not count.
+	// Firmware without its variables must not be found.
 	put("OVMF/OVMF_CODE_4M.fd", "OVMF/OVMF_CODE.fd", "OVMF/OVMF_VARS.fd")
 	fw, err := FindFirmware([]string{filepath.Join(dir, "none"), dir}, "amd64", false)
 	if err != nil || filepath.Base(fw.Code) != "OVMF_CODE.fd" || filepath.Base(fw.Vars) != "OVMF_VARS.fd" {
@@ -144,7 +144,7 @@ func TestFindFirmware(t *testing.T) {
 	}
 }
 
-// program installs a shell script in place of QEMU.
+// program returns a shell script in place of QEMU.
 func program(t *testing.T, script string) Program {
 	t.Helper()
 	p := filepath.Join(t.TempDir(), "qemu")
@@ -213,7 +213,7 @@ func TestOverlayOfADisk(t *testing.T) {
 	}
 }
 
-// FuzzVersion checks that the text contains each version that is parsed from it.
+// FuzzVersion checks that a parsed version occurs in the text.
 func FuzzVersion(f *testing.F) {
 	f.Add("QEMU emulator version 10.0.3 (Debian 1:10.0.3+ds-0+deb13u1)\nCopyright\n")
 	f.Add("QEMU emulator version 9.")
@@ -230,7 +230,7 @@ func FuzzVersion(f *testing.F) {
 	})
 }
 
-// TestFindWithoutQEMU checks that the message names the package, and nothing twice.
+// TestFindWithoutQEMU checks that the error names the missing package and repeats nothing.
 func TestFindWithoutQEMU(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	for arch, want := range map[string]string{

@@ -11,16 +11,16 @@ import (
 	"github.com/edgebake/edgebake/builder/procgroup"
 )
 
-// Trial boots an image and discards the machine's writes.
+// Trial boots an image and discards everything that the machine writes.
 type Trial struct {
 	Image      string // a raw image or a disk
-	Size       int64  // size of the image
+	Size       int64  // size of the image in bytes
 	SectorSize int64
-	DiskSize   int64 // size of the machine's disk in bytes; if it is less than Size, the disk has the image's size
+	DiskSize   int64 // size of the machine's disk in bytes; if it is less than Size, the disk has the size of the image
 	SecureBoot bool
-	// Machine.Accel may be empty: KVM is then used if a short test shows that it works.
+	// Machine.Accel may be empty. KVM is then used if a short test of it succeeds.
 	Machine
-	// SlowWithout, if set, is called if KVM does not work, with the reason.
+	// SlowWithout, if set, is called with the reason if KVM does not work.
 	SlowWithout    func(why string)
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer

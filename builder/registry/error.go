@@ -18,18 +18,18 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 )
 
-// Error is an error of one registry or mirror.
+// Error is an error from a registry or a mirror.
 type Error struct {
 	Host   string
-	Digest string // of the requested blob; empty for a request by name
+	Digest string // of the requested blob; empty for a request by tag
 	Stall  time.Duration
-	// AuthFile is the file with the host's login, if one was named.
+	// AuthFile is the file with the login for the host, or "".
 	AuthFile string
 	Err      error
 }
 
-// Error describes the error in plain words; the client library's errors contain requests and HTML
-// pages.
+// Error describes the error in plain words. The client library's errors would contain requests and
+// HTML pages.
 func (e *Error) Error() string {
 	var te *transport.Error
 	var untrusted *tls.CertificateVerificationError
@@ -49,8 +49,8 @@ func (e *Error) Error() string {
 		return fmt.Sprintf("%s has a certificate that cannot be verified: %v", who, untrusted.Err)
 	case errors.Is(e.Err, http.ErrSchemeMismatch):
 		return who + " speaks plain HTTP, not HTTPS"
-	// The client library also tries plain HTTP for hosts of private networks that cannot be
-	// reached: report the connection's error, not ErrPlainHTTP.
+	// The client library also tries plain HTTP if a host in a private network does not respond.
+	// Report the error of the connection, not ErrPlainHTTP.
 	case errors.As(e.Err, &unknown) && unknown.IsNotFound:
 		return who + " is unknown to the name server"
 	case errors.As(e.Err, &op) && op.Op == "dial":
@@ -67,8 +67,8 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s: %v", e.Host, e.Err)
 }
 
-// sentTo returns the host of the failed request. For logins and blobs it may differ from the
-// registry.
+// sentTo returns the host to which the failed request was sent, or "". Logins and blobs may be on
+// another host than the registry.
 func (e *Error) sentTo() (host string) {
 	var te *transport.Error
 	var ue *url.Error
@@ -92,7 +92,8 @@ func messagesOf(te *transport.Error) (s string) {
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// urlHost returns the host of a URL. Its path and query may contain tokens.
+// urlHost returns the host of a URL. It leaves out the path and the query, which may contain
+// tokens.
 func urlHost(s string) string {
 	u, err := url.Parse(s)
 	if err != nil {
@@ -104,19 +105,19 @@ func urlHost(s string) string {
 // ErrNoManifest means that a response is not a manifest.
 var ErrNoManifest = errors.New("the answer is not an image manifest")
 
-// Words contains the caller's terms for fixes.
+// Words contains the caller's words for fixes.
 type Words struct {
-	// Login and AuthFile tell the user where to set credentials.
+	// Login and AuthFile say where to set credentials.
 	Login, AuthFile string
-	// Insecure tells the user how to allow plain HTTP and certificates that cannot be verified.
+	// Insecure says how to allow plain HTTP, and certificates that cannot be verified.
 	Insecure string
-	// Mirror suggests a mirror; "" if none can be set.
+	// Mirror suggests a mirror. It is "" if none can be set.
 	Mirror string
-	// Lacks is the fix if the registry has a manifest, but not its blobs.
+	// Lacks is the fix if the registry has a manifest but lacks its blobs.
 	Lacks string
 }
 
-// Fix returns the fix for an error of reaching a registry, or "".
+// Fix returns the fix for an error in accessing a registry, or "".
 func Fix(err error, w Words) string {
 	var te *transport.Error
 	var unknown *net.DNSError

@@ -15,8 +15,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 )
 
-// Logins returns the credentials in a docker config.json. An empty path means the user's own
-// configuration.
+// Logins returns the credentials in a docker config.json. If path is empty, it returns those of the
+// user's own configuration.
 func Logins(path string) (authn.Keychain, error) {
 	if path == "" {
 		return userLogins{}, nil
@@ -24,7 +24,7 @@ func Logins(path string) (authn.Keychain, error) {
 	return readAuthFile(path)
 }
 
-// userLogins is the keychain of the user's own docker or podman configuration.
+// userLogins contains the credentials of the user's docker or podman configuration.
 type userLogins struct{}
 
 func (userLogins) Resolve(target authn.Resource) (authn.Authenticator, error) {
@@ -35,7 +35,7 @@ func (userLogins) Resolve(target authn.Resource) (authn.Authenticator, error) {
 	return login, err
 }
 
-// helperFix returns the fix if the user's own login could not be read, and "" for other causes.
+// helperFix returns the fix if the user's own login could not be read. Otherwise, it returns "".
 func helperFix(registry string) string {
 	target, err := name.NewRegistry(registry)
 	if err != nil {
@@ -49,8 +49,7 @@ func helperFix(registry string) string {
 	return fmt.Sprintf("the credential helper %s, which %s names, is not installed: install it, or remove credsStore and credHelpers from that file, and log in again", helper, userFile())
 }
 
-// userFile returns the name of the configuration that authn.DefaultKeychain
-// reads.
+// userFile returns the path of the configuration that authn.DefaultKeychain reads.
 func userFile() string {
 	home, _ := os.UserHomeDir()
 	docker := filepath.Join(cmp.Or(os.Getenv("DOCKER_CONFIG"), filepath.Join(home, ".docker")), "config.json")
@@ -62,7 +61,7 @@ func userFile() string {
 
 var helperNotFound = regexp.MustCompile(`exec: "(docker-credential-[^"]+)": executable file not found`)
 
-// missingHelper returns the name of the program that err could not start, or "".
+// missingHelper returns the name of the credential helper that could not be started, or "".
 func missingHelper(err error) string {
 	if err == nil {
 		return ""
@@ -73,15 +72,14 @@ func missingHelper(err error) string {
 	return ""
 }
 
-// authFile is a docker config.json with its credential helpers and stores, read
-// as docker does.
+// authFile is a docker config.json. Like docker, it uses credential helpers and stores.
 type authFile struct{ *configfile.ConfigFile }
 
-// ErrAuthFile means that a file of credentials cannot be used.
+// ErrAuthFile means that a credentials file cannot be used.
 var ErrAuthFile = errors.New("reading authFile")
 
 func readAuthFile(path string) (authFile, error) {
-	// A pipe or a device could be read forever.
+	// Reading a pipe or a device might never end.
 	if fi, err := os.Stat(path); err == nil && !fi.Mode().IsRegular() {
 		return authFile{}, fmt.Errorf("%w: %s is not a file", ErrAuthFile, path)
 	}
@@ -97,12 +95,11 @@ func readAuthFile(path string) (authFile, error) {
 	case errors.As(err, new(base64.CorruptInputError)), err.Error() == "invalid auth configuration file":
 		return authFile{}, fmt.Errorf("%w %s: an auth entry is not base64 of user:password", ErrAuthFile, path)
 	}
-	// The decoder's message may quote the file, which holds secrets.
+	// Do not use the decoder's message: it may quote secrets from the file.
 	return authFile{}, fmt.Errorf("%w %s: it is not a docker config.json", ErrAuthFile, path)
 }
 
-// Resolve returns the credentials for a repository, or else those for its
-// registry.
+// Resolve returns the credentials for a repository or, if there are none, for its registry.
 func (a authFile) Resolve(target authn.Resource) (authn.Authenticator, error) {
 	keys := []string{target.String(), target.RegistryStr()}
 	if target.RegistryStr() == name.DefaultRegistry {

@@ -1,5 +1,6 @@
-// Package registry connects to container registries for pulling and pushing: over TLS unless plain
-// HTTP is allowed, with docker's logins, a timeout for every wait, and errors that include a fix.
+// Package registry connects to container registries for pulling and pushing. It uses TLS unless
+// plain HTTP is allowed, the logins of docker, and a timeout for every wait. Its errors contain a
+// fix.
 package registry
 
 import (
@@ -14,13 +15,13 @@ import (
 
 // Access configures the access to a registry.
 type Access struct {
-	// Insecure allows plain HTTP and certificates that cannot be verified.
+	// Insecure allows plain HTTP, and certificates that cannot be verified.
 	Insecure bool
-	// Stall is how long the registry may be silent before a request fails.
+	// Stall is how long the registry may send nothing before a request fails.
 	Stall time.Duration
 }
 
-// Transport returns the transport for requests to a registry.
+// Transport returns the HTTP transport for requests to a registry.
 func (a Access) Transport() http.RoundTripper {
 	base := transfer.Transport(a.Stall, a.Stall)
 	rt := transfer.Impatient(base, a.Stall)
@@ -31,8 +32,8 @@ func (a Access) Transport() http.RoundTripper {
 	return tlsOnly{rt}
 }
 
-// tlsOnly rejects plain HTTP, which the client library would otherwise try for
-// hosts that it considers local.
+// tlsOnly rejects plain HTTP. Otherwise, the client library would try it for hosts that it
+// considers local.
 type tlsOnly struct{ base http.RoundTripper }
 
 // ErrPlainHTTP means that a request would not use TLS.

@@ -10,8 +10,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 )
 
-// TestNobodyListens checks that a registry of a private network that is down is not reported as a
-// redirect to plain HTTP.
+// TestNobodyListens checks the error for a registry in a private network that is down: it must not
+// be about plain HTTP.
 func TestNobodyListens(t *testing.T) {
 	const host = "127.0.0.1:1"
 	r, err := name.NewRegistry(host)

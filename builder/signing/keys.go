@@ -12,11 +12,10 @@ import (
 	"aead.dev/minisign"
 )
 
-// PasswordVariable is the environment variable for the password of an encrypted
-// key.
+// PasswordVariable is the environment variable for the password of an encrypted key.
 const PasswordVariable = "EDGEBAKE_KEY_PASSWORD"
 
-// MaxKey is the largest size of a key file or a password in bytes.
+// MaxKey is the largest accepted size of a key file or a password, in bytes.
 const MaxKey = 4 << 10
 
 func readKey(name string) ([]byte, error) {
@@ -32,15 +31,15 @@ func readKey(name string) ([]byte, error) {
 	return bytes.TrimSpace(text), nil
 }
 
-// Key is the file of a minisign secret key.
+// Key is a minisign secret key from a file.
 type Key struct {
 	name      string
-	encrypted []byte // the file, if it has a password
+	encrypted []byte // contents of the file, if the key has a password
 	key       minisign.PrivateKey
 }
 
-// OpenKey reads the file and makes all checks that do not need its password. stdinTaken means that
-// standard input is the document.
+// OpenKey reads the file of a key and makes all checks that need no password. stdinTaken means that
+// standard input is already used for the document.
 func OpenKey(name string, stdinTaken bool) (k Key, err error) {
 	k.name = name
 	text, err := readKey(name)
@@ -63,8 +62,8 @@ func OpenKey(name string, stdinTaken bool) (k Key, err error) {
 	return k, k.checkPair()
 }
 
-// Unlock decrypts the key if it has a password, from the environment or from
-// ask. Call it after all other checks.
+// Unlock decrypts a key that has a password. The password comes from PasswordVariable or from ask.
+// Callers make all other checks before.
 func (k *Key) Unlock(ask func(name string) (string, error)) (minisign.PrivateKey, error) {
 	if k.encrypted == nil {
 		return k.key, nil
@@ -82,8 +81,7 @@ func (k *Key) Unlock(ask func(name string) (string, error)) (minisign.PrivateKey
 	return k.key, k.checkPair()
 }
 
-// checkPair rejects a damaged key, whose public key does not verify its
-// signatures.
+// checkPair rejects a damaged key: one whose public key does not verify its signatures.
 func (k *Key) checkPair() error {
 	public, ok := k.key.Public().(minisign.PublicKey)
 	if !ok || !minisign.Verify(public, []byte(k.name), minisign.Sign(k.key, []byte(k.name))) {
@@ -92,7 +90,7 @@ func (k *Key) checkPair() error {
 	return nil
 }
 
-// PublicKeys reads minisign public keys, each a file or the key itself.
+// PublicKeys reads minisign public keys. Each name is a file or the key itself.
 func PublicKeys(names []string) ([]string, error) {
 	var keys []string
 	var errs []error
@@ -128,7 +126,7 @@ func publicKey(name string) (key minisign.PublicKey, err error) {
 	return key, fmt.Errorf("reading the key %s: it is not a minisign public key", name)
 }
 
-// KeyIDs returns the IDs that minisign and firstboot use for public keys.
+// KeyIDs returns the IDs of public keys, as minisign and firstboot print them.
 func KeyIDs(keys []string) []string {
 	var out []string
 	for _, text := range keys {

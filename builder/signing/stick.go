@@ -21,11 +21,10 @@ import (
 // Stick is the contents of a USB stick with a signed Site or Inventory.
 type Stick struct {
 	contents *slot.Contents
-	machines int // in the Inventory; 0 for a Site
+	machines int // number of machines in the Inventory; 0 for a Site
 }
 
-// NewStick returns a stick with exactly the bytes that firstboot would read
-// from a slot.
+// NewStick returns the contents of a stick. They are the same files as in a slot.
 func NewStick(site media.Site) (*Stick, error) {
 	files, err := site.SlotFiles()
 	if err != nil {
@@ -43,8 +42,8 @@ func NewStick(site media.Site) (*Stick, error) {
 	return s, err
 }
 
-// Check rejects a directory that has other files that firstboot would read. It also rejects a
-// directory with files that the stick would replace, if they are among inputs or force is not set.
+// Check rejects a directory with other files that firstboot would read. It also rejects a file that
+// the stick would replace, unless force is set and the file is not one of the inputs.
 func (s *Stick) Check(dir string, force bool, inputs ...string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -58,7 +57,7 @@ func (s *Stick) Check(dir string, force bool, inputs ...string) error {
 	for _, e := range entries {
 		name := strings.ToLower(e.Name())
 		if !slices.Contains(ours, name) {
-			continue // first boot does not read it
+			continue // first boot does not read this file
 		}
 		_, written := s.contents.Files[name]
 		at := filepath.Join(dir, e.Name())
@@ -74,7 +73,7 @@ func (s *Stick) Check(dir string, force bool, inputs ...string) error {
 	return errors.Join(problems...)
 }
 
-// Write signs the files and writes them, the signature last.
+// Write signs the files and writes them to dir. It writes the signature last.
 func (s *Stick) Write(dir string, key minisign.PrivateKey, now time.Time) error {
 	signature, err := slot.Sign(s.contents.Files, key, now)
 	if err != nil {
@@ -85,8 +84,8 @@ func (s *Stick) Write(dir string, key minisign.PrivateKey, now time.Time) error 
 		return fmt.Errorf("writing a signed Site: %w", err)
 	}
 	defer undo()
-	// Replace makes files private to their owner, and durable: a stick may be pulled out at any
-	// time.
+	// file.Replace makes a file private to its owner. It also syncs, because a stick may be pulled
+	// out at any time.
 	write := func(name string, b []byte) error {
 		return stickError(dir, name, file.Replace(filepath.Join(dir, name), b))
 	}
@@ -101,7 +100,7 @@ func (s *Stick) Write(dir string, key minisign.PrivateKey, now time.Time) error 
 	return write(ondisk.SlotSignature, signature)
 }
 
-// stickError replaces the name of the temporary file in an error with the final name.
+// stickError replaces the temporary file's name in an error by the final name.
 func stickError(dir, name string, err error) error {
 	if e := (*fs.PathError)(nil); errors.As(err, &e) {
 		err = e.Err
@@ -112,9 +111,8 @@ func stickError(dir, name string, err error) error {
 	return fmt.Errorf("writing %s: %w", filepath.Join(dir, name), file.Explain(err, dir))
 }
 
-// makeClaims creates the file in which machines record which Site of an
-// Inventory they use. An existing file keeps its records and is enlarged. No
-// signature covers it.
+// makeClaims creates the file in which machines record which Site of the Inventory they use. If it
+// exists, it keeps the records and may only grow. The signature does not cover it.
 func makeClaims(dir string, machines int) error {
 	if machines == 0 {
 		return nil

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// Remote is a file on a web server, read by ranges. A broken range continues where it ended, so a
-// lost connection costs only time. The caller verifies the bytes.
+// Remote is a file on a web server, of which ranges are read. If the connection fails, reading
+// continues from the same byte. The caller must verify the bytes.
 type Remote struct {
 	ctx   context.Context
 	http  *http.Client
@@ -23,7 +23,7 @@ type Remote struct {
 }
 
 const (
-	// requestTimeout is how long a server may be silent before a request fails.
+	// requestTimeout is how long a server may send nothing before a request fails.
 	requestTimeout = 30 * time.Second
 	// patience is the number of requests in a row that may fail without progress before ReadAt
 	// fails.
@@ -32,11 +32,11 @@ const (
 	maxPause = 15 * time.Second
 )
 
-// errChanged means that the server now has another image.
+// errChanged means that the server now has another file.
 var errChanged = errors.New("the image on the server has changed")
 
-// OpenRemote opens the file at a URL. sleep replaces the wait between two
-// attempts; nil means real time.
+// OpenRemote opens the file at a URL. sleep replaces the pause between attempts; nil means a real
+// pause.
 func OpenRemote(ctx context.Context, url string, sleep func(context.Context, time.Duration) error) (*Remote, error) {
 	r := &Remote{ctx: ctx, http: &http.Client{Transport: Impatient(Transport(requestTimeout, requestTimeout), requestTimeout)}, url: url, sleep: sleep}
 	if err := r.find(); err != nil {
@@ -48,13 +48,13 @@ func OpenRemote(ctx context.Context, url string, sleep func(context.Context, tim
 // Size returns the size of the file in bytes.
 func (r *Remote) Size() int64 { return r.size }
 
-// find requests the first byte: the response contains the size.
+// find requests the first byte, because the response contains the size of the file.
 func (r *Remote) find() error {
 	_, err := r.once(make([]byte, 1), 0)
 	return err
 }
 
-// ReadAt reads a range.
+// ReadAt reads the range of len(p) bytes at off.
 func (r *Remote) ReadAt(p []byte, off int64) (n int, err error) {
 	if off >= r.size {
 		return 0, io.EOF
@@ -79,7 +79,7 @@ func (r *Remote) ReadAt(p []byte, off int64) (n int, err error) {
 	return n, nil
 }
 
-// once requests a range and returns the number of bytes that arrived.
+// once requests a range once, and returns the number of bytes that arrived.
 func (r *Remote) once(p []byte, off int64) (int, error) {
 	req, err := http.NewRequestWithContext(r.ctx, http.MethodGet, r.url, nil)
 	if err != nil {

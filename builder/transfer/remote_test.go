@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// server serves b. each is called first and may respond instead.
+// server serves b. each, if set, is called first, and returns true if it has responded instead.
 func server(t *testing.T, b []byte, each func(n int64, w http.ResponseWriter, r *http.Request) bool) (*Remote, *atomic.Int64) {
 	t.Helper()
 	var n atomic.Int64
@@ -37,8 +37,8 @@ func noise(n int) []byte {
 	return b
 }
 
-// TestRemote checks that a broken range continues where it ended, and that a server that is down is
-// tried again.
+// TestRemote checks that reading continues from the same byte after an interruption, and that
+// requests are repeated while the server is down.
 func TestRemote(t *testing.T) {
 	b := noise(1 << 20)
 	asked := int64(0)
@@ -77,7 +77,7 @@ func TestRemote(t *testing.T) {
 	}
 }
 
-// TestRemoteRefuses checks that a response with another range than requested, or from another image
+// TestRemoteRefuses checks that a response with another range than requested, or of another file
 // than before, is an error.
 func TestRemoteRefuses(t *testing.T) {
 	b := noise(1 << 10)
@@ -110,7 +110,7 @@ func TestRemoteRefuses(t *testing.T) {
 			t.Errorf("%s: asked %d times", want, n.Load())
 		}
 	}
-	// ReadAt from a server that stays down fails after patience requests.
+	// If the server stays down, ReadAt fails after patience requests.
 	r, n := server(t, b, func(n int64, w http.ResponseWriter, _ *http.Request) bool {
 		if n > 1 {
 			w.WriteHeader(http.StatusBadGateway)
@@ -129,7 +129,7 @@ func TestRemoteRefuses(t *testing.T) {
 	}
 }
 
-// answer is a server with two responses: one to the first request, one to all others.
+// answer is a server with one response to the first request, and another to all later requests.
 type answer struct {
 	first, then string
 	body        []byte
@@ -148,8 +148,8 @@ func (a *answer) RoundTrip(*http.Request) (*http.Response, error) {
 	}, nil
 }
 
-// FuzzContentRange reads from a server with arbitrary responses. The bytes read must be those that
-// the server sent for the requested range, within the size that it reported.
+// FuzzContentRange reads from a server with any responses. The bytes must be those that the server
+// sent for the requested range, and within the size that it reported.
 func FuzzContentRange(f *testing.F) {
 	f.Add("bytes 0-0/9", "bytes 3-8/9", []byte("abcdef"), int64(3), uint8(6))
 	f.Add("bytes 0-0/9", "bytes 2-8/9", []byte("abcdef"), int64(3), uint8(6))

@@ -12,21 +12,21 @@ import (
 type Retry struct {
 	// Attempts is the number of attempts in a row that may fail without progress.
 	Attempts int
-	// Pause is the wait before the second attempt. It doubles with each attempt without progress,
+	// Pause is the pause before the second attempt. It doubles after each attempt without progress,
 	// up to Longest. A Longest of 0 means no limit.
 	Pause, Longest time.Duration
-	// Again, if set, is called with the error before another attempt.
+	// Again, if set, is called with the error before each further attempt.
 	Again func(err error)
-	// Sleep replaces the wait; nil means real time. The installer passes its own.
+	// Sleep replaces the pause; nil means a real pause. The installer sets it.
 	Sleep func(context.Context, time.Duration) error
 }
 
-// longestAsked is the longest pause that a server may demand.
+// longestAsked limits the pause that a server may demand.
 const longestAsked = time.Minute
 
 // Do calls try until it succeeds, returns a Final error, or has failed too often in a row. brought
-// means that an attempt made progress before its error, so the count starts again: an hour's
-// transfer completes even over a connection that breaks every minute.
+// means that an attempt made progress before it failed. Then the count of failures starts again, so
+// that a long transfer completes even if every connection ends after a minute.
 func (r Retry) Do(ctx context.Context, try func() (brought bool, err error)) error {
 	pause := r.Pause
 	for failed := 0; ; {
@@ -62,8 +62,9 @@ func (r Retry) Do(ctx context.Context, try func() (brought bool, err error)) err
 	}
 }
 
-// Each tries n places in turn, in rounds, until one succeeds. It does not repeat a place after a
-// Final error, and ends after Stop. It returns nil, *Failures, the error of Stop, or that of ctx.
+// Each tries n places in turn, and repeats this in rounds until one succeeds. It does not try a
+// place again after a Final error, and nothing after a Stop error. It returns nil, a *Failures, the
+// error of Stop, or the error of ctx.
 func (r Retry) Each(ctx context.Context, n int, try func(i int) error) error {
 	last, over := make([]error, n), make([]bool, n)
 	return r.Do(ctx, func() (bool, error) {
@@ -92,13 +93,13 @@ func (r Retry) Each(ctx context.Context, n int, try func(i int) error) error {
 	})
 }
 
-// Failures holds the last error of each place, in their order.
+// Failures contains the last error of each place.
 type Failures struct{ Errs []error }
 
 func (f *Failures) Error() string   { return errors.Join(f.Errs...).Error() }
 func (f *Failures) Unwrap() []error { return f.Errs }
 
-// Stop marks an error after which Each tries no other place and returns err.
+// Stop marks an error after which Each tries nothing else. Each then returns err.
 func Stop(err error) error { return &stopError{err} }
 
 type stopError struct{ error }
@@ -119,7 +120,7 @@ func (r Retry) sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// Final marks an error that another attempt cannot fix. Do returns err.
+// Final marks an error that another attempt cannot fix. Do then returns err.
 func Final(err error) error { return &finalError{err} }
 
 // IsFinal reports whether an error is marked by Final.
@@ -144,7 +145,7 @@ type afterError struct {
 
 func (e *afterError) Unwrap() error { return e.error }
 
-// AskedPause returns the pause that the server demands, or 0.
+// AskedPause returns the pause that was added by After, or 0.
 func AskedPause(err error) time.Duration {
 	if after := (*afterError)(nil); errors.As(err, &after) {
 		return after.pause
@@ -152,8 +153,8 @@ func AskedPause(err error) time.Duration {
 	return 0
 }
 
-// RetryAfter returns the pause that a response demands in seconds, at most longestAsked. A date is
-// ignored.
+// RetryAfter returns the pause that a response demands, at most longestAsked. It supports only
+// seconds, not dates.
 func RetryAfter(resp *http.Response) time.Duration {
 	seconds, err := strconv.Atoi(resp.Header.Get("Retry-After"))
 	if err != nil || seconds < 0 {

@@ -1,9 +1,9 @@
-// Package transfer has the timeouts and retries of all network transfers: registries, downloads,
-// and the image that an installer or a machine reads from a web server.
+// Package transfer contains the timeouts and retries of all network transfers: with registries, of
+// downloads, and of images that an installer or a machine reads from a web server.
 //
-// A transfer times out if nothing arrives for a while; a slow one may take as long as it needs.
-// Pauses between attempts grow, and are never shorter than the server demands. The caller decides
-// which errors are retried, and how often.
+// A transfer fails if nothing arrives for some time, but it may take as long as it needs. Pauses
+// between attempts grow, and are never shorter than the server demands. The caller decides which
+// errors are temporary, and how often to try.
 package transfer
 
 import (
@@ -17,8 +17,8 @@ import (
 	"time"
 )
 
-// Transport returns an HTTP transport. connect limits the times for connecting and for TLS; silence
-// limits the wait for a response.
+// Transport returns an HTTP transport. connect limits the times for connecting and for the TLS
+// handshake, and silence limits the wait for a response.
 func Transport(connect, silence time.Duration) *http.Transport {
 	return &http.Transport{
 		Proxy:                 http.ProxyFromEnvironment,
@@ -31,8 +31,8 @@ func Transport(connect, silence time.Duration) *http.Transport {
 	}
 }
 
-// Impatient returns a transport whose responses end with ErrStalled if the server is silent for the
-// given time.
+// Impatient wraps a transport. Reading a response fails with ErrStalled if the server sends nothing
+// for the time silence.
 func Impatient(base http.RoundTripper, silence time.Duration) http.RoundTripper {
 	return impatient{base, silence}
 }
@@ -64,14 +64,14 @@ var ErrStalled = errors.New("no data")
 
 func stalled(limit time.Duration) error { return fmt.Errorf("%w for %v", ErrStalled, limit) }
 
-// IsTimeout reports whether the other side was silent for too long.
+// IsTimeout reports whether an error means that the other side did not respond in time.
 func IsTimeout(err error) bool {
 	var ne net.Error
 	return errors.Is(err, ErrStalled) || errors.Is(err, context.DeadlineExceeded) || errors.As(err, &ne) && ne.Timeout()
 }
 
-// IsBroken reports whether a transfer broke off. It is false for one that was rejected or had wrong
-// bytes.
+// IsBroken reports whether an error means that a transfer was interrupted, as opposed to rejected
+// or wrong.
 func IsBroken(err error) bool {
 	return IsTimeout(err) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET)
 }
@@ -92,7 +92,7 @@ func watch(ctx context.Context, body io.ReadCloser, cancel context.CancelCauseFu
 }
 
 func (in *incoming) Read(p []byte) (int, error) {
-	// Only the wait for the server counts, not the reader's own time.
+	// Run the timer only while waiting for the server, not while the reader is busy.
 	in.timer.Reset(in.limit)
 	n, err := in.body.Read(p)
 	in.timer.Stop()
@@ -111,8 +111,8 @@ func (in *incoming) Close() error {
 	return err
 }
 
-// Send calls send with a body. It ends with ErrStalled if no byte of the body
-// is sent for limit.
+// Send calls send with a body. The call fails with ErrStalled if nothing of the body is sent for
+// the time limit.
 func Send(ctx context.Context, body io.Reader, limit time.Duration, send func(context.Context, io.Reader) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -133,7 +133,7 @@ type outgoing struct {
 }
 
 func (o *outgoing) Read(p []byte) (int, error) {
-	// After the whole body is sent, the response has its own limit.
+	// Once the whole body is sent, the transport limits the wait for the response.
 	if o.timer.Stop() {
 		o.timer.Reset(o.limit)
 	}

@@ -17,13 +17,13 @@ type answers func(*http.Request) (*http.Response, error)
 
 func (a answers) RoundTrip(r *http.Request) (*http.Response, error) { return a(r) }
 
-// TestImpatient checks that a silent response ends exactly at the limit, and that a slow one
-// continues, even with a slow reader.
+// TestImpatient checks that a response that stops fails exactly at the limit. A slow response, or a
+// slow reader, must not fail.
 func TestImpatient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server := answers(func(req *http.Request) (*http.Response, error) {
 			r, w := io.Pipe()
-			context.AfterFunc(req.Context(), func() { w.CloseWithError(req.Context().Err()) }) // like a connection
+			context.AfterFunc(req.Context(), func() { w.CloseWithError(req.Context().Err()) }) // as for a connection
 			go func() {
 				for range 3 {
 					time.Sleep(29 * time.Second)
@@ -46,9 +46,9 @@ func TestImpatient(t *testing.T) {
 		if _, err := io.ReadFull(resp.Body, first); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(10 * time.Minute) // the reader is slow, as on a full disk
+		time.Sleep(10 * time.Minute) // the reader is slow, as with a full disk
 		got, err := io.ReadAll(resp.Body)
-		// Bytes that arrived meanwhile are read at once; the last ones take 29 s more.
+		// Bytes that have arrived are read at once. The last ones arrive 29 s later.
 		want := 29*time.Second + 10*time.Minute + 29*time.Second + 30*time.Second
 		if d := time.Since(start); string(got) != "slowslow" || !errors.Is(err, ErrStalled) || !IsTimeout(err) || !IsBroken(err) || d != want {
 			t.Errorf("%q, %v after %v, want %v", got, err, d, want)
@@ -56,8 +56,8 @@ func TestImpatient(t *testing.T) {
 	})
 }
 
-// TestSend checks that sending a body ends at the limit if the server does not read it. A server
-// that reads slowly or responds late must not end it.
+// TestSend checks that sending fails at the limit if the server does not read the body. It must not
+// fail if the server reads slowly or responds late.
 func TestSend(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for name, tt := range map[string]struct {
@@ -152,11 +152,11 @@ func TestRetry(t *testing.T) {
 	}
 }
 
-// TestEach checks that places are tried in turn, and that one with a final error is tried once.
+// TestEach checks that places are tried in turn, and a place with a final error only once.
 func TestEach(t *testing.T) {
 	passing, gone, hopeless := errors.New("passing"), errors.New("gone"), errors.New("hopeless")
 	for name, tt := range map[string]struct {
-		answers map[string]error // by place and round
+		answers map[string]error // responses by place and round
 		asked   string
 		pauses  []time.Duration
 		err     string
@@ -192,7 +192,7 @@ func TestEach(t *testing.T) {
 	}
 }
 
-// TestRetryEnds checks that a cancelled context ends the retries.
+// TestRetryEnds checks that a canceled context ends the retries.
 func TestRetryEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())

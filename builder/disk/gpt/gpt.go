@@ -1,9 +1,9 @@
-// Package gpt encodes and reads GUID partition tables. Only this package uses go-diskfs, and only
-// its GPT code, whose output is deterministic if all GUIDs and offsets are given.
+// Package gpt encodes and reads GUID partition tables. It is the only package that uses go-diskfs,
+// and uses only its GPT code, whose output is deterministic if all GUIDs and offsets are given.
 //
-// Encode is pure: it returns the bytes for both ends of the disk. Read checks the headers before it
-// calls the library, which trusts their sizes. Read distinguishes a truncated disk from one without
-// a table.
+// Encode is pure: it returns the bytes for both ends of the disk. Read checks the headers before
+// the library reads them, because the library trusts their sizes. It distinguishes a truncated disk
+// from a disk without a table.
 package gpt
 
 import (
@@ -20,11 +20,10 @@ import (
 	"github.com/google/uuid"
 )
 
-// Partition types, as systemd's Discoverable Partitions Specification and the
-// UEFI specification list them.
+// Partition types from systemd's Discoverable Partitions Specification and the UEFI specification.
 const (
 	TypeESP       = "c12a7328-f81f-11d2-ba4b-00a0c93ec93b"
-	TypeBasicData = "ebd0a0a2-b9e5-4433-87c0-68b6b72699c7" // visible in Windows
+	TypeBasicData = "ebd0a0a2-b9e5-4433-87c0-68b6b72699c7" // Windows shows such a partition
 	TypeLinux     = "0fc63daf-8483-4772-8e79-3d69d8477de4"
 	TypeRootAMD64 = "4f68bce3-e8cd-4db1-96e7-fbcaf984b709"
 	TypeRootARM64 = "b921b045-1df0-41c3-af44-4c6f280d3fae"
@@ -35,8 +34,8 @@ const (
 // partition.
 const NoAuto = uint64(1) << 63
 
-// Sizes of a logical sector in bytes. A table counts in sectors, so it is not found on a disk with
-// sectors of another size.
+// Sizes of a logical sector in bytes. The offsets in a table are in sectors, so a table is only
+// found on disks with the same sector size.
 const (
 	Sector512  = 512
 	Sector4096 = 4096
@@ -48,27 +47,27 @@ const entries, entryBytes = 128, 128
 // arraySize is the size of all entries in bytes.
 const arraySize = entries * entryBytes
 
-// Table is a partition table. Offsets and sizes are bytes.
+// Table is a partition table. All offsets and sizes are in bytes.
 type Table struct {
-	GUID string // of the disk, lower case
-	// Size is the size of the disk for which the table was made.
+	GUID string // of the disk, in lower case
+	// Size is the size of the disk that the table is for.
 	Size int64
 	// SectorSize is Sector512 or Sector4096.
 	SectorSize int64
 	Partitions []Partition
 }
 
-// HeadSize returns the bytes that a table needs at the beginning of a disk, including the
+// HeadSize returns the number of bytes that a table needs at the beginning of a disk, including the
 // protective MBR.
 func HeadSize(sector int64) int64 { return 2*sector + arraySize }
 
-// TailSize returns the bytes that the backup table needs at the end.
+// TailSize returns the number of bytes that the backup table needs at the end of a disk.
 func TailSize(sector int64) int64 { return sector + arraySize }
 
-// Partition is one entry of the table; entries are numbered in order, from 1.
+// Partition is one entry of the table. The first entry has number 1.
 type Partition struct {
 	Name        string
-	Type, GUID  string // lower case
+	Type, GUID  string // in lower case
 	Start, Size int64
 	Attributes  uint64
 }
@@ -76,13 +75,13 @@ type Partition struct {
 var (
 	// ErrNoTable means that there is no GPT.
 	ErrNoTable = errors.New("no GUID partition table")
-	// ErrTruncated means that the GPT was made for a larger disk.
+	// ErrTruncated means that the table is for a larger disk.
 	ErrTruncated = errors.New("cut short")
 )
 
-// TruncatedError is an ErrTruncated with both sizes.
+// TruncatedError is ErrTruncated with both sizes in bytes.
 type TruncatedError struct {
-	Disk, Size int64 // size according to the table, and actual size
+	Disk, Size int64 // size that the table is for, and actual size
 }
 
 func (e *TruncatedError) Error() string {
@@ -91,7 +90,7 @@ func (e *TruncatedError) Error() string {
 
 func (e *TruncatedError) Unwrap() error { return ErrTruncated }
 
-// check returns all errors of the table.
+// check returns an error with all problems of the table.
 func (t *Table) check() error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
@@ -133,13 +132,12 @@ func (t *Table) check() error {
 	return errors.Join(errs...)
 }
 
-// Encode returns the table's bytes: head goes to the beginning of the disk,
-// tail to its end.
+// Encode returns the bytes of the table for the beginning (head) and the end (tail) of the disk.
 func Encode(t Table) (head, tail []byte, err error) {
 	if err := t.check(); err != nil {
 		return nil, nil, fmt.Errorf("making the partition table: %w", err)
 	}
-	// The library would replace an empty GUID with a random one.
+	// The library would replace an empty GUID by a random one.
 	if _, err := uuid.Parse(t.GUID); err != nil {
 		return nil, nil, fmt.Errorf("making the partition table: disk GUID %q: %w", t.GUID, err)
 	}
@@ -157,20 +155,20 @@ func Encode(t Table) (head, tail []byte, err error) {
 	if err := lib.Write(ends, t.Size); err != nil {
 		return nil, nil, fmt.Errorf("making the partition table: %w", err)
 	}
-	// An MBR entry cannot describe more than 2^32 sectors.
+	// An entry of the MBR cannot describe more than 2^32-1 sectors.
 	if t.Size/t.SectorSize-1 > 1<<32-1 {
 		binary.LittleEndian.PutUint32(ends.head[446+12:], 1<<32-1)
 	}
 	return ends.head, ends.tail, nil
 }
 
-// ends is the disk that the library reads and writes: only its two ends, in memory.
+// ends is a disk of which only the two ends exist, in memory. The library reads and writes it.
 type ends struct {
 	head, tail []byte
 	size       int64
 }
 
-// at returns the n bytes at an offset.
+// at returns the n bytes at off.
 func (e *ends) at(off int64, n int) ([]byte, error) {
 	if off >= 0 && off+int64(n) <= int64(len(e.head)) {
 		return e.head[off:][:n], nil
@@ -202,8 +200,8 @@ func (e *ends) Read([]byte) (int, error)   { return 0, fs.ErrInvalid }
 func (e *ends) Stat() (fs.FileInfo, error) { return nil, fs.ErrInvalid }
 func (e *ends) Close() error               { return nil }
 
-// Read reads the table of a disk or image of size bytes, or the backup table if the first is
-// damaged. The disk may be larger than the one for which the table was made.
+// Read reads the table of a disk or image of size bytes. If the table is damaged, it reads the
+// backup table. The disk may be larger than the table's.
 func Read(r io.ReaderAt, size int64) (*Table, error) {
 	t, err := read(r, size)
 	if err != nil {
@@ -213,8 +211,8 @@ func Read(r io.ReaderAt, size int64) (*Table, error) {
 }
 
 func read(r io.ReaderAt, size int64) (*Table, error) {
-	// Only the position of the table shows the sector size. Try the first header with each size,
-	// then the backup.
+	// Only the place of the table shows the sector size. Try each size, first for the table at the
+	// beginning, and then for the backup table.
 	var errs []error
 	for _, copyOnly := range []bool{false, true} {
 		for _, sector := range []int64{Sector512, Sector4096} {
@@ -225,8 +223,8 @@ func read(r io.ReaderAt, size int64) (*Table, error) {
 			errs = append(errs, err)
 		}
 	}
-	// Prefer an error with details to plain ErrNoTable. If there is none, return the error for the
-	// usual sector size.
+	// Return the first error with details. If there is none, return the error for the usual sector
+	// size.
 	for _, err := range errs {
 		if err.Error() != ErrNoTable.Error() {
 			return nil, err
@@ -235,8 +233,8 @@ func read(r io.ReaderAt, size int64) (*Table, error) {
 	return nil, errs[0]
 }
 
-// readSectors reads a table for one sector size; copyOnly ignores an invalid
-// first header.
+// readSectors reads a table for one sector size. If copyOnly is set, it uses the backup table if
+// the header at the beginning is invalid.
 func readSectors(r io.ReaderAt, size, sector int64, copyOnly bool) (*Table, error) {
 	headSize, tailSize := HeadSize(sector), TailSize(sector)
 	if size < headSize+tailSize {
@@ -255,7 +253,7 @@ func readSectors(r io.ReaderAt, size, sector int64, copyOnly bool) (*Table, erro
 	case primary.other > uint64(1)<<50:
 		return nil, fmt.Errorf("%w: the position of its copy is invalid", ErrNoTable)
 	default:
-		// The position of the backup shows the disk size for which the table was made.
+		// The place of the backup table shows the size of the disk that the table is for.
 		disk = int64(primary.other+1) * sector
 		if disk > size {
 			return nil, &TruncatedError{Disk: disk, Size: size}
@@ -295,8 +293,7 @@ func readSectors(r io.ReaderAt, size, sector int64, copyOnly bool) (*Table, erro
 	return t, t.check()
 }
 
-// header contains the only header field that read needs: the sector of the other copy of the
-// header.
+// header is the only field of a header that read needs: the sector of the other copy of the header.
 type header struct{ other uint64 }
 
 func parseHeader(b []byte, lba uint64, sector int64) (*header, error) {
@@ -325,7 +322,7 @@ func parseHeader(b []byte, lba uint64, sector int64) (*header, error) {
 	return &header{other: le.Uint64(b[32:])}, nil
 }
 
-// Verify checks that the table and its backup are valid and equal.
+// Verify checks that the table and its backup are valid and agree.
 func Verify(r io.ReaderAt, size int64) error {
 	t, err := Read(r, size)
 	if err != nil {
@@ -356,9 +353,9 @@ func Verify(r io.ReaderAt, size int64) error {
 	return errors.Join(errs...)
 }
 
-// The protective MBR's entry repeats its range as cylinders, heads and sectors, which are obsolete.
-// Encode leaves them zero; tools that move the backup table to the end of a larger device fill them
-// in.
+// The entry of the protective MBR also contains its range as cylinders, heads and sectors, which
+// are obsolete. Encode leaves them zero. Other programs set them when they move the backup table to
+// the end of a larger device.
 const (
 	mbrEntry  = 446
 	chsStart  = mbrEntry + 1
@@ -366,8 +363,8 @@ const (
 	mbrLength = mbrEntry + 12
 )
 
-// chsFits reports whether the entry's cylinders, heads and sectors are zero or match its sector
-// numbers.
+// chsFits reports whether the cylinders, heads and sectors of the entry are zero or match its
+// sector numbers.
 func chsFits(mbr []byte) bool {
 	fits := func(got []byte, lba uint32) bool {
 		want := chs(lba)
@@ -382,8 +379,8 @@ func clearCHS(mbr []byte) {
 	clear(mbr[chsEnd:][:3])
 }
 
-// chs returns a sector number in the format of an MBR, for 255 heads and 63 sectors per track. A
-// number after cylinder 1,023 becomes the largest value.
+// chs returns a sector number as cylinder, head and sector, for 255 heads and 63 sectors per track.
+// After cylinder 1,023, it returns the largest value.
 func chs(lba uint32) [3]byte {
 	const heads, sectors = 255, 63
 	c := lba / (heads * sectors)

@@ -24,7 +24,7 @@ func sample(size int64) Table {
 	}
 }
 
-// disk writes a table to an empty disk.
+// disk returns an empty disk with a partition table.
 func disk(t *testing.T, tab Table) []byte {
 	t.Helper()
 	head, tail, err := Encode(tab)
@@ -68,9 +68,9 @@ func TestRoundTripAndOracle(t *testing.T) {
 	}
 }
 
-// TestSectorsOf4KiB checks that the table of a disk with such sectors is found, checked, and
-// distinguished from one with the usual sectors, even with only its backup. sgdisk assumes the
-// sector size of a file; test/oracle and the tests of flash run it on real devices.
+// TestSectorsOf4KiB checks that the table of a disk with sectors of 4 KiB is found and checked,
+// even if only its backup is left, and is not confused with a table of the usual sectors. sgdisk
+// cannot read such a file: test/oracle and the tests of flash run it on real devices.
 func TestSectorsOf4KiB(t *testing.T) {
 	want := sample(64 << 20)
 	want.SectorSize = Sector4096
@@ -172,7 +172,7 @@ func TestDamage(t *testing.T) {
 		for _, part := range [][]byte{x[:HeadSize(Sector512)], x[size-TailSize(Sector512):]} {
 			for i := 0; i < len(part); i++ {
 				if i > 4*Sector512 && i < len(part)-2*Sector512 {
-					i += 96 // unused entries
+					i += 96 // skip the unused entries
 				}
 				part[i] ^= 1
 				if err := Verify(bytes.NewReader(x), size); err == nil {
@@ -183,7 +183,7 @@ func TestDamage(t *testing.T) {
 		}
 	})
 	t.Run("moved to the end of a larger device", func(t *testing.T) {
-		for _, n := range []int64{100 << 20, 20 << 30} { // within and beyond the range of cylinders
+		for _, n := range []int64{100 << 20, 20 << 30} { // with and without valid cylinder numbers
 			name := filepath.Join(t.TempDir(), "disk")
 			if err := errors.Join(os.WriteFile(name, b, 0o600), os.Truncate(name, n)); err != nil {
 				t.Fatal(err)
@@ -256,7 +256,7 @@ func FuzzRead(f *testing.F) {
 		if len(b) > 1<<20 {
 			return
 		}
-		// A fuzzer does not find valid checksums.
+		// Set valid checksums, which a fuzzer does not find.
 		if len(b) >= 2*Sector512 {
 			h := b[Sector512:]
 			clear(h[16:20])
