@@ -31,10 +31,10 @@ type decision struct {
 // old is its active Site, or nil if that cannot be read. signed means that next is signed with a
 // key that the Image names.
 //
-// A machine outside a cluster accepts everything: it has no other source of a Site. A member
-// accepts from an untrusted stick only the fields with which it can return to its cluster, whose CA
-// stays pinned: API servers, network, a token and, on a control-plane node, the cluster's keys,
-// which are verified with that CA.
+// A machine outside a cluster has no other source of a Site, so it accepts everything that the
+// Image's policy permits. A member accepts from an untrusted stick only the fields with which it
+// can return to its cluster, whose CA stays pinned: API servers, network, a token and, on a
+// control-plane node, the cluster's keys, which are verified with that CA.
 //
 // A member accepts no field that lets somebody in (users, keys, Ignition), moves it to another
 // cluster (pins, CA), changes the programs on it (arguments, labels, pools, the proxy for images),
