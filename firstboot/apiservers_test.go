@@ -31,8 +31,8 @@ func (w *world) withMasters(masters string, lines ...string) string {
 	return strings.Replace(w.Site(lines...), "192.0.2.11:6443, 192.0.2.12:6443, 192.0.2.13:6443", masters, 1)
 }
 
-// TestSlipInMasters: no API server of the corrected list answers. The node keeps the former
-// list, also after a restart, until one of them does.
+// TestSlipInMasters checks a corrected list of API servers of which none answers. The node keeps
+// the former list, even after a restart, until one of them answers.
 func TestSlipInMasters(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -67,8 +67,8 @@ func TestSlipInMasters(t *testing.T) {
 					t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 				}
 			}
-			// Another cluster's API server answers at the address. It proves nothing,
-			// since its certificate is of another CA.
+			// Another cluster's API server answers at the address. It proves nothing, because its
+			// certificate is of another CA.
 			other := worldtest.NewCluster(t)
 			w.Cluster.OtherClusters = map[string]*worldtest.Cluster{slip: other}
 			w.Cluster.Down[slip] = false
@@ -95,7 +95,7 @@ func TestSlipInMasters(t *testing.T) {
 	}
 }
 
-// TestSlipInMastersOffline: the corrected Site arrives while no API server answers.
+// TestSlipInMastersOffline checks a corrected Site that arrives while no API server answers.
 func TestSlipInMastersOffline(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -116,7 +116,7 @@ func TestSlipInMastersOffline(t *testing.T) {
 	}
 }
 
-// TestOneOfTheNewMastersProves: if one API server of a corrected list answers, that list
+// TestOneOfTheNewMastersProves checks that if one API server of a corrected list answers, that list
 // replaces the former one, even if another entry is wrong.
 func TestOneOfTheNewMastersProves(t *testing.T) {
 	t.Parallel()
@@ -150,8 +150,9 @@ func (w *world) namedAs(addr string, names ...string) {
 	c.OtherClusters = map[string]*worldtest.Cluster{addr: m}
 }
 
-// TestMasterComesBackWithoutTheName: the certificates of two API servers have the endpoint's
-// name; the third's does not. The third is down during the join, or replaces another one later.
+// TestMasterComesBackWithoutTheName checks a third API server whose certificate lacks the
+// endpoint's name, unlike those of the other two. It is down during the join, or replaces another
+// one later.
 func TestMasterComesBackWithoutTheName(t *testing.T) {
 	t.Parallel()
 	const third = "192.0.2.13:6443"
@@ -179,7 +180,7 @@ func TestMasterComesBackWithoutTheName(t *testing.T) {
 		w.mustBoot()
 		wantName(t, w, api.SharedName)
 	})
-	t.Run("all get the name", func(t *testing.T) { // or an earlier first boot preferred the other one
+	t.Run("all get the name", func(t *testing.T) { // kubelet joined with the shared name
 		w := start(t)
 		w.namedAs(third, "kubernetes")
 		w.mustBoot()
@@ -269,8 +270,8 @@ func TestMasterComesBackWithoutTheName(t *testing.T) {
 	})
 }
 
-// TestYurthubsEndpointIsLookedAtAgain: an API server whose certificate lacks the endpoint's name
-// was down when yurthub got its list of servers.
+// TestYurthubsEndpointIsLookedAtAgain checks that yurthub's list loses the endpoint if an API
+// server that was down before turns out to have a certificate without the endpoint's name.
 func TestYurthubsEndpointIsLookedAtAgain(t *testing.T) {
 	const third = "192.0.2.13:6443"
 	w := newWorld(t, "testdata/machine.txtar", "apiserver.cluster.local")
@@ -299,8 +300,8 @@ func TestYurthubsEndpointIsLookedAtAgain(t *testing.T) {
 	}
 }
 
-// TestFormerMastersAreAWay: without a route to a corrected list of API servers the former ones
-// stay in use. Offline, a route to these is enough for a healthy boot.
+// TestFormerMastersAreAWay checks that the former API servers stay in use if there is no route to
+// the corrected list. Offline, a route to the former ones is sufficient for a healthy boot.
 func TestFormerMastersAreAWay(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -325,8 +326,8 @@ func TestFormerMastersAreAWay(t *testing.T) {
 	}
 }
 
-// TestFormerMastersAreNoneOfTheOtherCluster: a machine must move to a cluster that does not
-// answer. Its present API servers, of another cluster, are no error in the Site.
+// TestFormerMastersAreNoneOfTheOtherCluster checks a machine that must move to a cluster that does
+// not answer. It does not try its present API servers, which belong to another cluster.
 func TestFormerMastersAreNoneOfTheOtherCluster(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -353,8 +354,9 @@ func (w *world) learn(configured ...string) {
 
 var siteMasters = []string{"192.0.2.11:6443", "192.0.2.12:6443", "192.0.2.13:6443"}
 
-// TestAllAPIServersWereReplaced: ipvscare has learned one of the new API servers. The node is
-// online, and with a new token it joins again after its certificate has expired.
+// TestAllAPIServersWereReplaced checks a node whose API servers were all replaced, and whose
+// ipvscare has learned one of the new ones. It is online, and with a new token it joins again after
+// its certificate has expired.
 func TestAllAPIServersWereReplaced(t *testing.T) {
 	t.Parallel()
 	for _, unpinned := range []bool{false, true} {
@@ -393,8 +395,8 @@ func TestAllAPIServersWereReplaced(t *testing.T) {
 	}
 }
 
-// TestAddressOfAReplacedAPIServer: another cluster's API server has the address of a replaced
-// one. A node whose Site has no pins still belongs to its own cluster.
+// TestAddressOfAReplacedAPIServer checks that a node without pins in its Site still belongs to its
+// own cluster when another cluster's API server gets the address of a replaced one.
 func TestAddressOfAReplacedAPIServer(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -411,8 +413,8 @@ func TestAddressOfAReplacedAPIServer(t *testing.T) {
 	}
 }
 
-// TestSlipInMastersOfANodeThatLearned: the API servers of the former list were replaced long
-// ago, and the corrected list has an error. The node keeps the learned ones.
+// TestSlipInMastersOfANodeThatLearned checks a corrected list with an error on a node whose former
+// API servers were all replaced. The node keeps the learned ones.
 func TestSlipInMastersOfANodeThatLearned(t *testing.T) {
 	t.Parallel()
 	const learns = "ipvs: {learnMasters: true}"
@@ -442,8 +444,8 @@ func TestSlipInMastersOfANodeThatLearned(t *testing.T) {
 	}
 }
 
-// TestEndpointIsAWay: the node reaches its API servers only through the endpoint: ipvscare has
-// another address for one of them, for example from an earlier DNS lookup.
+// TestEndpointIsAWay checks a node that reaches its API servers only through the endpoint, because
+// ipvscare has another address for one of them, for example from an earlier DNS lookup.
 func TestEndpointIsAWay(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -458,7 +460,8 @@ func TestEndpointIsAWay(t *testing.T) {
 	}
 }
 
-// TestWhatIsLearnedCounts: first boot uses learned API servers only if ipvscare uses them too.
+// TestWhatIsLearnedCounts checks that first boot uses learned API servers only if ipvscare uses
+// them too.
 func TestWhatIsLearnedCounts(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, "ipvs: {learnMasters: true}")
@@ -496,8 +499,8 @@ func TestWhatIsLearnedCounts(t *testing.T) {
 	}
 }
 
-// TestMarksLastUntilPowerOff: the timer runs first boot every two hours. Reports and
-// attempts of an earlier run are not repeated.
+// TestMarksLastUntilPowerOff checks that reports and attempts of an earlier run are not repeated
+// when the timer runs first boot again, every two hours.
 func TestMarksLastUntilPowerOff(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -559,8 +562,8 @@ func TestMarksLastUntilPowerOff(t *testing.T) {
 	}
 }
 
-// TestMarksAreNotInRunDir: marks are outside of RunDir, which systemd
-// removes at the end of first boot.
+// TestMarksAreNotInRunDir checks that marks are outside of RunDir, which systemd removes at the end
+// of first boot.
 func TestMarksAreNotInRunDir(t *testing.T) {
 	t.Parallel()
 	for _, mark := range []string{network.AskedNTP, join.ReportedVIP, member.ReportedFormer, site.UUIDTried(ondisk.LabelData), join.RefusedArgs} {

@@ -70,8 +70,8 @@ func first(t *testing.T, size int, sites ...string) *world {
 	return w
 }
 
-// TestTwoMachinesClaimOneSite: the second machine that matches a
-// Site stops, names the first one, and applies nothing.
+// TestTwoMachinesClaimOneSite checks that the second machine that matches a Site stops, names the
+// first one, and applies nothing.
 func TestTwoMachinesClaimOneSite(t *testing.T) {
 	t.Parallel()
 	w := first(t, 4096, bySerial)
@@ -111,8 +111,8 @@ func TestTwoMachinesClaimOneSite(t *testing.T) {
 	}
 }
 
-// TestACardGoesFromBoardToBoard: boards with a serial number but no UUID often have a removable
-// network card, by which the Inventory identifies them.
+// TestACardGoesFromBoardToBoard checks boards with a serial number but no UUID. They often have a
+// removable network card, by which the Inventory identifies them.
 func TestACardGoesFromBoardToBoard(t *testing.T) {
 	t.Parallel()
 	site := "- {name: berlin, match: {macs: [\"" + ownMAC + "\"]}, credentials: {token: " + worldtest.TestToken + "}}"
@@ -139,8 +139,8 @@ func TestACardGoesFromBoardToBoard(t *testing.T) {
 	}
 }
 
-// TestTheSameMachineComesAgain: after it was flashed again,
-// the machine gets its Site again, whatever its clock shows.
+// TestTheSameMachineComesAgain checks that the machine gets its Site again after it was flashed
+// again, whatever its clock shows.
 func TestTheSameMachineComesAgain(t *testing.T) {
 	t.Parallel()
 	w := first(t, 4096, bySerial)
@@ -163,7 +163,8 @@ func TestTheSameMachineComesAgain(t *testing.T) {
 	}
 }
 
-// TestReplacedMachine: the claim of a machine that the Inventory does not match now is ignored.
+// TestReplacedMachine checks that a claim is ignored if the Inventory does not match its machine
+// any more.
 func TestReplacedMachine(t *testing.T) {
 	t.Parallel()
 	w := first(t, 4096, "- {name: berlin, match: {uuid: "+ownUUID+"}, credentials: {token: "+worldtest.TestToken+"}}")
@@ -185,8 +186,8 @@ func TestReplacedMachine(t *testing.T) {
 	}
 }
 
-// TestStickWithoutNotes: a stick without space for claims, or a read-only stick, is
-// used anyway. Only write errors are reported.
+// TestStickWithoutNotes checks that a stick without space for claims, or a read-only stick, is used
+// anyway. Only write errors are reported.
 func TestStickWithoutNotes(t *testing.T) {
 	t.Parallel()
 	w := first(t, 0, bySerial)
@@ -202,8 +203,8 @@ func TestStickWithoutNotes(t *testing.T) {
 	}
 }
 
-// TestPowerCutInAClaim: after any power cut the machine has
-// its Site in the end, and the stick has one claim.
+// TestPowerCutInAClaim checks that after any power cut the machine has its Site in the end, and the
+// stick has one claim.
 func TestPowerCutInAClaim(t *testing.T) {
 	t.Parallel()
 	w := first(t, 4096, bySerial)
@@ -228,7 +229,7 @@ func TestPowerCutInAClaim(t *testing.T) {
 	}
 }
 
-// TestClaimsAreNoFileOfTheSite: claims are not part of the signed contents.
+// TestClaimsAreNoFileOfTheSite checks that claims are not part of the signed contents.
 func TestClaimsAreNoFileOfTheSite(t *testing.T) {
 	t.Parallel()
 	w := first(t, 4096, bySerial)

@@ -19,8 +19,8 @@ import (
 // wakeUp is the time that a board without a battery shows when it is switched on.
 var wakeUp = time.Date(1970, 1, 1, 0, 0, 30, 0, time.UTC)
 
-// TestClockBehind: a board without a battery or a time server joins a cluster that was created
-// months after its Site was stamped. Then it boots again without an API server.
+// TestClockBehind checks a board without a battery or a time server. It joins a cluster that was
+// created months after its Site was stamped, and then boots again without an API server.
 func TestClockBehind(t *testing.T) {
 	t.Parallel()
 	for name, newWorld := range map[string]func(*testing.T, ...string) *world{"native": nativeWorld, "edge": edgeWorld} {
@@ -54,8 +54,8 @@ func TestClockBehind(t *testing.T) {
 	}
 }
 
-// TestOwnCertificateShowsTheTime: the saved time is lost, no API server answers: the machine's
-// own certificate sets a lower bound for the clock.
+// TestOwnCertificateShowsTheTime checks that the machine's own certificate sets a lower bound for
+// the clock if the saved time is lost and no API server answers.
 func TestOwnCertificateShowsTheTime(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -68,8 +68,9 @@ func TestOwnCertificateShowsTheTime(t *testing.T) {
 	}
 }
 
-// TestStrangersMoveNoClock: certificates from unauthenticated servers do not move the clock:
-// without a CA pin, anybody may answer. With a time server, no certificate does.
+// TestStrangersMoveNoClock checks that certificates of unauthenticated servers do not move the
+// clock: without a CA pin, anybody may answer. If a time server has set the clock, no certificate
+// moves it.
 func TestStrangersMoveNoClock(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(w *world){
@@ -93,8 +94,9 @@ func TestStrangersMoveNoClock(t *testing.T) {
 	}
 }
 
-// TestClockCorrectedByHand: a certificate from an API server whose clock was ahead has set the
-// machine's clock. A person corrects both clocks, and the corrected time stays.
+// TestClockCorrectedByHand checks that a person's correction of the clock stays. Before that, a
+// certificate had set the clock ahead, from an API server whose clock was ahead and is corrected
+// too.
 func TestClockCorrectedByHand(t *testing.T) {
 	t.Parallel()
 	for name, restarts := range map[string]bool{"restarted": true, "without a restart": false} {
@@ -121,8 +123,8 @@ func TestClockCorrectedByHand(t *testing.T) {
 	}
 }
 
-// TestKubeletsCertificateOfTheFuture: kubelet's certificate was signed by a clock that was
-// ahead. The node waits until it is valid or, with a token, joins again.
+// TestKubeletsCertificateOfTheFuture checks a kubelet certificate that was signed by a clock that
+// was ahead. The node waits until the certificate is valid or, with a token, joins again.
 func TestKubeletsCertificateOfTheFuture(t *testing.T) {
 	t.Parallel()
 	for name, token := range map[string]bool{"waits": false, "token": true} {
@@ -161,8 +163,8 @@ func TestKubeletsCertificateOfTheFuture(t *testing.T) {
 	}
 }
 
-// TestClockSynced: a clock that a time server has set is not
-// changed, whatever date the slot has.
+// TestClockSynced checks that a clock that a time server has set is not changed, whatever date the
+// slot has.
 func TestClockSynced(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -176,8 +178,8 @@ func TestClockSynced(t *testing.T) {
 	}
 }
 
-// TestStampedByAWrongClock: the stamping computer's clock showed 2031.
-// The node's clock is not set to that.
+// TestStampedByAWrongClock checks that the node's clock is not set to 2031, the date that the
+// stamping computer's clock showed.
 func TestStampedByAWrongClock(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -191,7 +193,7 @@ func TestStampedByAWrongClock(t *testing.T) {
 	}
 }
 
-// TestClockInTheFuture: the certificate only looks expired. If no time server answers, the
+// TestClockInTheFuture checks a certificate that only looks expired. If no time server answers, the
 // message names the clock and a new token; otherwise the certificate is kept.
 func TestClockInTheFuture(t *testing.T) {
 	t.Parallel()
@@ -274,8 +276,8 @@ func TestCertificateExpiredOffline(t *testing.T) {
 	}
 }
 
-// TestClockSetAfterKubeletsReport: kubelet reports before a time server sets the clock and, with
-// profile metered, repeats an unchanged status only an hour later.
+// TestClockSetAfterKubeletsReport checks a kubelet that reports before a time server sets the
+// clock. With profile metered, it repeats an unchanged status only an hour later.
 func TestClockSetAfterKubeletsReport(t *testing.T) {
 	t.Parallel()
 	for name, by := range map[string]time.Duration{"forward": 10 * time.Hour, "back": -10 * time.Hour, "not at all": 0} {
@@ -299,8 +301,8 @@ func TestClockSetAfterKubeletsReport(t *testing.T) {
 	}
 }
 
-// TestReportOfAnEarlierBoot: with a clock that is behind, kubelet seems to have started before
-// its last report of the previous boot. That report does not count for this boot.
+// TestReportOfAnEarlierBoot checks that kubelet's last report of the previous boot does not count
+// for this boot. The clock is behind, so kubelet seems to have started before that report.
 func TestReportOfAnEarlierBoot(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -324,8 +326,8 @@ func TestReportOfAnEarlierBoot(t *testing.T) {
 	}
 }
 
-// TestConvertAfterTheClockWasSet: the clock was set between the last write of state.json and the
-// end of first boot: convert still sees that first boot is done.
+// TestConvertAfterTheClockWasSet checks that convert sees that first boot is done, even if the
+// clock was set between the last write of state.json and the end of first boot.
 func TestConvertAfterTheClockWasSet(t *testing.T) {
 	t.Parallel()
 	w := readyNode(t)
@@ -337,8 +339,8 @@ func TestConvertAfterTheClockWasSet(t *testing.T) {
 	}
 }
 
-// TestTimeServersAreAskedAgain: systemd-timesyncd retries only after minutes, so a
-// wait for the clock makes it retry sooner.
+// TestTimeServersAreAskedAgain checks that a wait for the clock makes systemd-timesyncd retry soon.
+// By itself, it would wait for minutes.
 func TestTimeServersAreAskedAgain(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)

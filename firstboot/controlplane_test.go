@@ -127,7 +127,7 @@ type fakeMember struct {
 	members []map[string]any
 	active  string // the ID of the member that it is connected to
 	counts  uint64 // the ID of another member that its own data lists
-	// snapshot is its snapshot. short: the snapshot is truncated in transit.
+	// snapshot is its snapshot. short means that the snapshot is truncated in transit.
 	snapshot string
 	short    bool
 	alarms   []map[string]string
@@ -621,7 +621,7 @@ func (m *controlPlane) certUntil() time.Time {
 	return until
 }
 
-// leaf makes a certificate unless it exists; an existing one counts as valid.
+// leaf makes a certificate if it is missing. An existing one counts as valid.
 func (m *controlPlane) leaf(l controlplane.Leaf, dir string, write func(p, data string) error, need func(string) string) error {
 	cert, key := dir+"/"+l.Base+".crt", dir+"/"+l.Base+".key"
 	if m.Has(cert) {
@@ -752,8 +752,8 @@ func TestSoleMasterBootstraps(t *testing.T) {
 	golden(t, "controlplane.again.console", strings.Join(m.Console, "\n")+"\n")
 }
 
-// TestProxyOfTheControlPlane: a corrected proxy reaches the control plane's pods, which get it
-// from kubeadm; requests of the API server within the cluster bypass it.
+// TestProxyOfTheControlPlane checks that a corrected proxy reaches the control plane's pods,
+// through kubeadm, and that requests of the API server within the cluster bypass it.
 func TestProxyOfTheControlPlane(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -783,8 +783,8 @@ func TestProxyOfTheControlPlane(t *testing.T) {
 	}
 }
 
-// TestReflashedMasterStops: a control-plane node that was flashed again with the same Site,
-// after the end of its bootstrap permit, does not bootstrap again.
+// TestReflashedMasterStops checks that a control-plane node that was flashed again with the same
+// Site, after the end of its bootstrap permit, does not bootstrap again.
 func TestReflashedMasterStops(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -820,8 +820,8 @@ func TestReflashedMasterStops(t *testing.T) {
 	}
 }
 
-// TestReplacedMasterJoins: a control-plane node with a blank disk joins a cluster with a quorum.
-// Its former membership is removed, and the new member has no vote until it has caught up.
+// TestReplacedMasterJoins checks that a control-plane node with a blank disk joins a cluster with a
+// quorum. Its former membership is removed, and the new member has no vote until it has caught up.
 func TestReplacedMasterJoins(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))
@@ -866,8 +866,8 @@ func (m *controlPlane) quorum() *fakeMember {
 	return f
 }
 
-// TestForeignEtcdIsNotServed: data of another cluster, and data without a
-// record of its cluster, is never served.
+// TestForeignEtcdIsNotServed checks that data of another cluster, and data without a record of its
+// cluster, is never served.
 func TestForeignEtcdIsNotServed(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct{ cluster, says string }{
@@ -887,8 +887,8 @@ func TestForeignEtcdIsNotServed(t *testing.T) {
 	}
 }
 
-// TestLivingMemberIsNotReplaced: two machines have one Site. The second takes over the membership
-// of the first only if the first is not running.
+// TestLivingMemberIsNotReplaced checks two machines with the same Site. The second takes over the
+// membership of the first only if the first is not running.
 func TestLivingMemberIsNotReplaced(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -924,8 +924,9 @@ func TestLivingMemberIsNotReplaced(t *testing.T) {
 	}
 }
 
-// TestDeadLearner: a learner whose machine died before its etcd started does not block others
-// forever. One that is starting, or has started, does block them, with a fix in the message.
+// TestDeadLearner checks that a learner whose machine died before its etcd started does not block
+// others forever. A learner that is starting, or has started, blocks them, and the message has a
+// fix.
 func TestDeadLearner(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -962,8 +963,8 @@ func TestDeadLearner(t *testing.T) {
 	}
 }
 
-// TestRemovedMasterStops: the member was removed while the machine was off. Its
-// data is useless, and a person must decide.
+// TestRemovedMasterStops checks a machine whose member was removed while it was off. Its data is
+// useless, and a person must decide.
 func TestRemovedMasterStops(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))
@@ -976,8 +977,8 @@ func TestRemovedMasterStops(t *testing.T) {
 	}
 }
 
-// TestMasterRenewsCertificates: certificates that are damaged, lack a name or end soon are made
-// again; kubelet's is made again after a year without power.
+// TestMasterRenewsCertificates checks that certificates that are damaged, lack a name or end soon
+// are made again; kubelet's is made again after a year without power.
 func TestMasterRenewsCertificates(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)
@@ -1017,8 +1018,8 @@ func TestMasterRenewsCertificates(t *testing.T) {
 	}
 }
 
-// TestMasterRunsForYears: on a machine that runs for years no certificate expires,
-// and its control plane uses the renewed ones.
+// TestMasterRunsForYears checks that on a machine that runs for years no certificate expires, and
+// its control plane uses the renewed ones.
 func TestMasterRunsForYears(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -1059,8 +1060,8 @@ func TestMasterRunsForYears(t *testing.T) {
 	}
 }
 
-// TestRestartOutlastsAKill: if first boot is killed right after it renewed certificates, the
-// next run restarts the programs that still use the former ones.
+// TestRestartOutlastsAKill checks that if first boot is killed right after it renewed certificates,
+// the next run restarts the programs that still use the former ones.
 func TestRestartOutlastsAKill(t *testing.T) {
 	t.Parallel()
 	const restart = "restart " + ondisk.UnitKubelet
@@ -1109,7 +1110,7 @@ func TestRestartOutlastsAKill(t *testing.T) {
 	}
 }
 
-// TestSnapshots: one snapshot is made a day, and a limited number is kept.
+// TestSnapshots checks that one snapshot is made a day, and a limited number is kept.
 func TestSnapshots(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -1148,8 +1149,8 @@ func TestSnapshots(t *testing.T) {
 	}
 }
 
-// TestSnapshotsLeaveRoom: a snapshot never uses the space that etcd and the pods need: old ones
-// are removed first, and if that is not enough, none is made.
+// TestSnapshotsLeaveRoom checks that a snapshot never uses the space that etcd and the pods need.
+// Old snapshots are removed first. If that is not enough, none is made.
 func TestSnapshotsLeaveRoom(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -1204,7 +1205,7 @@ func TestSnapshotsLeaveRoom(t *testing.T) {
 	}
 }
 
-// TestSnapshotsOfTheFuture: snapshots that were made while the clock was ahead neither
+// TestSnapshotsOfTheFuture checks that snapshots that were made while the clock was ahead neither
 // displace correct ones nor prevent a new one.
 func TestSnapshotsOfTheFuture(t *testing.T) {
 	t.Parallel()
@@ -1251,8 +1252,8 @@ func (m *controlPlane) withRequests(w mint.Requests) {
 	m.stampSite(&s)
 }
 
-// TestContinueFromThisMachine: a person names this machine after the loss of the quorum: its
-// etcd drops the others. Each request is carried out once.
+// TestContinueFromThisMachine checks a request that names this machine after the loss of the
+// quorum. Its etcd drops the others. Each request is carried out once.
 func TestContinueFromThisMachine(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))
@@ -1280,8 +1281,8 @@ func TestContinueFromThisMachine(t *testing.T) {
 	}
 }
 
-// TestContinueWithoutANote: data without a record of its cluster is not served on request
-// either. The fix in the message keeps the data.
+// TestContinueWithoutANote checks that data without a record of its cluster is not served on
+// request either, and that the fix in the message keeps the data.
 func TestContinueWithoutANote(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))
@@ -1307,8 +1308,8 @@ func TestContinueWithoutANote(t *testing.T) {
 	}
 }
 
-// TestContinueWithAnothersCA: a Site of another cluster requests to continue from this machine.
-// The message must not tell anybody to overwrite its disk.
+// TestContinueWithAnothersCA checks a Site of another cluster that requests to continue from this
+// machine. The message must not tell anybody to overwrite the disk.
 func TestContinueWithAnothersCA(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -1321,8 +1322,8 @@ func TestContinueWithAnothersCA(t *testing.T) {
 	}
 }
 
-// TestPowerCutOfContinue: after a power cut before any write, etcd
-// ends up running without the flag.
+// TestPowerCutOfContinue checks that etcd ends up running without the flag after a power cut before
+// any write.
 func TestPowerCutOfContinue(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 3)
@@ -1358,7 +1359,7 @@ func TestPowerCutOfContinue(t *testing.T) {
 	}
 }
 
-// TestContinueFromAnother: the others continue from another machine: this one's data is
+// TestContinueFromAnother checks a request to continue from another machine. This machine's data is
 // set aside, not deleted, and the machine joins.
 func TestContinueFromAnother(t *testing.T) {
 	t.Parallel()
@@ -1384,8 +1385,8 @@ func TestContinueFromAnother(t *testing.T) {
 	}
 }
 
-// TestPowerCutAfterContinueFromAnother: all lose power while the Sites have the request. This
-// machine starts without a quorum unless the named one is about to drop it.
+// TestPowerCutAfterContinueFromAnother cuts the power of all machines while their Sites have the
+// request. This machine starts without a quorum, unless the named one is about to drop it.
 func TestPowerCutAfterContinueFromAnother(t *testing.T) {
 	t.Parallel()
 	for _, counted := range []bool{true, false} {
@@ -1430,8 +1431,9 @@ func logHead(member, cluster uint64) []byte {
 	return append(binary.LittleEndian.AppendUint64(nil, uint64(len(record))), record...)
 }
 
-// TestPermitIsForOneBootstrap: a machine that was flashed again does not bootstrap again: its
-// firmware has a record. A new permit is accepted, and an interrupted bootstrap continues.
+// TestPermitIsForOneBootstrap checks that a machine that was flashed again does not bootstrap
+// again, because its firmware has a record. A new permit is accepted, and an interrupted bootstrap
+// continues.
 func TestPermitIsForOneBootstrap(t *testing.T) {
 	t.Parallel()
 	for name, cut := range map[string]string{"born": "", "cut off before the note": "firmware", "cut off behind it": "kubeadm writes " + controlplane.EtcdManifest} {
@@ -1476,8 +1478,8 @@ func TestPermitIsForOneBootstrap(t *testing.T) {
 	}
 }
 
-// TestLostDataIsNoBootstrap: once the API server has answered, a power cut may destroy etcd's data,
-// but the cluster is not bootstrapped again.
+// TestLostDataIsNoBootstrap checks that the cluster is not bootstrapped again if a power cut
+// destroys etcd's data after the API server has answered.
 func TestLostDataIsNoBootstrap(t *testing.T) {
 	t.Parallel()
 	for name, gone := range map[string]string{"the log": "/wal", "everything": ""} {
@@ -1508,8 +1510,8 @@ func TestLostDataIsNoBootstrap(t *testing.T) {
 	}
 }
 
-// TestOldMembershipIsCompleted: a former release's record does not show that the data has served
-// the API server. The next boot, with the data in place, adds this.
+// TestOldMembershipIsCompleted checks a former release's record, which does not show that the data
+// has served the API server. The next boot with that data completes the record.
 func TestOldMembershipIsCompleted(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -1522,8 +1524,8 @@ func TestOldMembershipIsCompleted(t *testing.T) {
 	}
 }
 
-// TestLostDataIsNotRestoredAgain: restored data is lost. The same request does not restore the
-// snapshot again, since newer data may be on another disk.
+// TestLostDataIsNotRestoredAgain checks that the same request does not restore the snapshot again
+// if the restored data is lost, because newer data may be on another disk.
 func TestLostDataIsNotRestoredAgain(t *testing.T) {
 	t.Parallel()
 	const text = "all objects of last week"
@@ -1545,8 +1547,9 @@ func TestLostDataIsNotRestoredAgain(t *testing.T) {
 	}
 }
 
-// TestPermitsThatDiffer: blank machines whose Sites have different permits, or one of which
-// has used its own, bootstrap nothing and report why: etcd derives its IDs from the permit.
+// TestPermitsThatDiffer checks that blank machines bootstrap nothing, and report the reason, if
+// their Sites have different permits or one of them has used its permit. etcd derives its IDs from
+// the permit.
 func TestPermitsThatDiffer(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 3)
@@ -1579,8 +1582,8 @@ func TestPermitsThatDiffer(t *testing.T) {
 	}
 }
 
-// TestUsedPermitIsReported: a machine that has used its permit reports that to the others,
-// even after it has stopped and waits for a person.
+// TestUsedPermitIsReported checks that a machine that has used its permit reports that to the
+// others, even after it has stopped and waits for a person.
 func TestUsedPermitIsReported(t *testing.T) {
 	t.Parallel()
 	for name, others := range map[string]etcdmember.PeerState{"others are off": etcdmember.Silent, "it has stopped": etcdmember.Blank} {
@@ -1655,8 +1658,9 @@ func (m *controlPlane) etcdutl(c machine.Cmd) error {
 	return nil
 }
 
-// TestRestoreASnapshot: everything except a snapshot is lost. The machine named in the request
-// restores it once, from its disk or from a stick, with old data or a blank disk.
+// TestRestoreASnapshot checks a restore after everything except a snapshot was lost. The machine
+// named in the request restores it once, from its disk or from a stick, with old data or a blank
+// disk.
 func TestRestoreASnapshot(t *testing.T) {
 	t.Parallel()
 	const text = "all objects of last week"
@@ -1709,8 +1713,8 @@ func TestRestoreASnapshot(t *testing.T) {
 	}
 }
 
-// TestRestoreIsDoneOnce: a request to restore is carried out once, even on a machine that was
-// flashed again or gets an old stick: newer data must stay. A new request is carried out again.
+// TestRestoreIsDoneOnce checks that a request to restore is carried out once, even if the machine
+// is flashed again or gets an old stick, so that newer data stays. A new request is carried out.
 func TestRestoreIsDoneOnce(t *testing.T) {
 	t.Parallel()
 	const text, other, db = "all objects of last week", "all objects of yesterday", "/var/lib/etcd/member/snap/db"
@@ -1780,8 +1784,8 @@ func TestRestoreIsDoneOnce(t *testing.T) {
 	}
 }
 
-// TestCarriedOutIsNoBootstrap: data that a request brought does not come from this disk's bootstrap.
-// If it is lost, that must not count as an interrupted bootstrap.
+// TestCarriedOutIsNoBootstrap checks that data made by carrying out a request does not count as
+// this disk's bootstrap. If the data is lost, that is no interrupted bootstrap.
 func TestCarriedOutIsNoBootstrap(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -1796,8 +1800,8 @@ func TestCarriedOutIsNoBootstrap(t *testing.T) {
 	}
 }
 
-// TestRestoreWithoutASnapshot: if the requested snapshot is missing, the present data is not
-// set aside: the machine would have nothing left.
+// TestRestoreWithoutASnapshot checks that the present data is not set aside if the requested
+// snapshot is missing: the machine would have nothing left.
 func TestRestoreWithoutASnapshot(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))
@@ -1820,7 +1824,7 @@ func (m *controlPlane) aside(path string) []string {
 	return found
 }
 
-// TestBeginsOverALoglessDatabase: a bootstrap, a join and a restore set the remains of a
+// TestBeginsOverALoglessDatabase checks that a bootstrap, a join and a restore set the remains of a
 // rejected start or of a damaged disk aside.
 func TestBeginsOverALoglessDatabase(t *testing.T) {
 	t.Parallel()
@@ -1842,8 +1846,8 @@ func TestBeginsOverALoglessDatabase(t *testing.T) {
 	}
 }
 
-// TestLoglessDatabasesDoNotPileUp: a start that etcd rejects at each boot leaves a database each
-// time. The largest, which may be the only one with data, and the latest are kept.
+// TestLoglessDatabasesDoNotPileUp checks the databases left by a start that etcd rejects at each
+// boot. The latest is kept, and the largest, which may be the only one with data.
 func TestLoglessDatabasesDoNotPileUp(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -1868,8 +1872,8 @@ func TestLoglessDatabasesDoNotPileUp(t *testing.T) {
 	}
 }
 
-// TestEtcdIsLookedAfter: the leader's machine defragments if the disk has space, and clears the
-// alarm of a full database. Problems that only a person can fix are reported.
+// TestEtcdIsLookedAfter checks that the leader's machine defragments if the disk has space, and
+// clears the alarm of a full database. Problems that only a person can fix are reported.
 func TestEtcdIsLookedAfter(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)
@@ -1909,7 +1913,7 @@ func TestEtcdIsLookedAfter(t *testing.T) {
 	}
 }
 
-// TestRoomOnOtherMachines: the kubelet of another machine reports its free disk space.
+// TestRoomOnOtherMachines checks that another machine's free disk space is read from its kubelet.
 func TestRoomOnOtherMachines(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -1928,8 +1932,8 @@ func TestRoomOnOtherMachines(t *testing.T) {
 	}
 }
 
-// TestSetAsideIsKept: data that was set aside stays, also after the next request, until etcd has
-// been healthy for a week. The same applies to data that an older program set aside.
+// TestSetAsideIsKept checks that data that was set aside stays, also after the next request, until
+// etcd has been healthy for a week. The same applies to data that an older program set aside.
 func TestSetAsideIsKept(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -1971,7 +1975,7 @@ func TestSetAsideIsKept(t *testing.T) {
 	}
 }
 
-// TestRestoreKeepsALog: data with a log is never removed to free space.
+// TestRestoreKeepsALog checks that data with a log is never removed to free space.
 func TestRestoreKeepsALog(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -2032,7 +2036,7 @@ func TestPowerCutOfRestore(t *testing.T) {
 	}
 }
 
-// TestBootstrapWithoutAnAbsentMaster: one control-plane node never worked. The others
+// TestBootstrapWithoutAnAbsentMaster checks a control-plane node that never worked. The others
 // bootstrap without it if their Sites request that.
 func TestBootstrapWithoutAnAbsentMaster(t *testing.T) {
 	t.Parallel()
@@ -2049,8 +2053,8 @@ func TestBootstrapWithoutAnAbsentMaster(t *testing.T) {
 	}
 }
 
-// TestMasterLosesKeys: keys that are lost after they were removed
-// from the slot are requested again.
+// TestMasterLosesKeys checks that first boot requests keys again if they are lost after they were
+// removed from the slot.
 func TestMasterLosesKeys(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -2065,8 +2069,8 @@ func TestMasterLosesKeys(t *testing.T) {
 	m.bootDone()
 }
 
-// TestMasterLosesItsDirectory: the source of the bind mount /etc/kubernetes is lost. With keys
-// from a stick everything is restored, and etcd keeps its data.
+// TestMasterLosesItsDirectory checks a machine that has lost the source of the bind mount
+// /etc/kubernetes. With keys from a stick, everything is restored, and etcd keeps its data.
 func TestMasterLosesItsDirectory(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -2086,8 +2090,8 @@ func TestMasterLosesItsDirectory(t *testing.T) {
 	}
 }
 
-// TestMasterTakesLostKeysFromAStick: a control-plane node accepts keys from a stick with its own
-// Site of any date, but only its own cluster's, and only if its keys are lost.
+// TestMasterTakesLostKeysFromAStick checks that a control-plane node accepts keys from a stick with
+// its own Site of any date, but only its own cluster's, and only if its keys are lost.
 func TestMasterTakesLostKeysFromAStick(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)
@@ -2139,8 +2143,8 @@ func TestMasterTakesLostKeysFromAStick(t *testing.T) {
 	}
 }
 
-// TestWordsFromAStick: requests about lost control-plane nodes are accepted from a stick only if
-// it also has the cluster's keys: otherwise anybody could have written them.
+// TestWordsFromAStick checks that requests about lost control-plane nodes are accepted from a stick
+// only if it also has the cluster's keys: otherwise anybody could have written them.
 func TestWordsFromAStick(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -2186,8 +2190,8 @@ func TestMasterTakesNoOthersKeys(t *testing.T) {
 	}
 }
 
-// TestPublishedMeanwhile: after the Check, another node publishes the cluster, the API server
-// fails, or a person deletes cluster-info. Run must not reset anything that is published.
+// TestPublishedMeanwhile checks that Run resets nothing that is published if, after the Check,
+// another node publishes the cluster, the API server fails, or a person deletes cluster-info.
 func TestPublishedMeanwhile(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -2220,8 +2224,8 @@ func TestPublishedMeanwhile(t *testing.T) {
 	}
 }
 
-// TestPublishWithoutKeys: cluster-info was deleted in a running cluster. A machine without
-// tokens does not publish it again; a machine that never published it asks for the keys.
+// TestPublishWithoutKeys checks a running cluster whose cluster-info was deleted. A machine without
+// tokens does not publish it again. A machine that has never published it asks for the keys.
 func TestPublishWithoutKeys(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)
@@ -2257,8 +2261,8 @@ func TestPublishWithoutKeys(t *testing.T) {
 	m.bootDone()
 }
 
-// TestKeysAreWipedBeforeReady: the keys are removed from the slot as soon as they are not
-// needed, even before a network add-on makes the Node Ready.
+// TestKeysAreWipedBeforeReady checks that the keys are removed from the slot as soon as they are
+// not needed, even before a network add-on makes the Node Ready.
 func TestKeysAreWipedBeforeReady(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -2269,8 +2273,8 @@ func TestKeysAreWipedBeforeReady(t *testing.T) {
 	m.keysOnlyInPlace()
 }
 
-// TestPowerCutOfMaster: the power is cut before each effect of a bootstrap. etcd is bootstrapped
-// once, and at a boot starts only after a decision.
+// TestPowerCutOfMaster cuts the power before each effect of a bootstrap. etcd is bootstrapped once,
+// and at each boot it starts only after a decision.
 func TestPowerCutOfMaster(t *testing.T) {
 	t.Parallel()
 	newControlPlane(t, mintedSites(t, 1)).cutAnywhere(t, 60, func(m *controlPlane, when string) {
@@ -2281,8 +2285,8 @@ func TestPowerCutOfMaster(t *testing.T) {
 	})
 }
 
-// TestPowerCutOfReplacement: like TestPowerCutOfMaster, for a replaced machine: in
-// the end it has one membership, with a vote.
+// TestPowerCutOfReplacement is like TestPowerCutOfMaster, for a replaced machine. In the end the
+// machine has one membership, with a vote.
 func TestPowerCutOfReplacement(t *testing.T) {
 	t.Parallel()
 	machine := newControlPlane(t, mintedSites(t, 3))
@@ -2303,8 +2307,8 @@ func TestPowerCutOfReplacement(t *testing.T) {
 	})
 }
 
-// cutAnywhere cuts the power of copies of this machine before each effect of their first boot,
-// of which there are at least this many. It checks the result of the next boot.
+// cutAnywhere cuts the power of copies of this machine before each effect of their first boot, and
+// checks the result of the next boot. There must be at least least effects.
 func (m *controlPlane) cutAnywhere(t *testing.T, least int, check func(m *controlPlane, when string)) {
 	t.Helper()
 	files := m.Files()
@@ -2327,8 +2331,8 @@ func (m *controlPlane) cutAnywhere(t *testing.T, least int, check func(m *contro
 	})
 }
 
-// TestManifests: manifests are applied once per cluster, in order,
-// and retried while the API server rejects one of the objects.
+// TestManifests checks that manifests are applied once per cluster, in order, and retried while the
+// API server rejects one of the objects.
 func TestManifests(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -2364,7 +2368,7 @@ func TestManifests(t *testing.T) {
 	}
 }
 
-// TestManifestsOfAnOlderCluster: a machine joins a cluster without a record of applied
+// TestManifestsOfAnOlderCluster checks a machine that joins a cluster without a record of applied
 // manifests. It creates missing objects, and never changes an existing one.
 func TestManifestsOfAnOlderCluster(t *testing.T) {
 	t.Parallel()
@@ -2385,8 +2389,8 @@ func TestManifestsOfAnOlderCluster(t *testing.T) {
 	}
 }
 
-// TestManifestsAreAppliedOnce: while one object waits for a webhook, no other one is applied
-// again: changes to them stay, on the machine that waits and on others.
+// TestManifestsAreAppliedOnce checks that other objects are not applied again while one waits for a
+// webhook. Changes to them stay, on the machine that waits and on others.
 func TestManifestsAreAppliedOnce(t *testing.T) {
 	t.Parallel()
 	once := map[string]int{appliedPaths[0]: 1, appliedPaths[2]: 1}
@@ -2429,8 +2433,8 @@ func TestManifestsAreAppliedOnce(t *testing.T) {
 	}
 }
 
-// TestManifestsThatCannotBeNoted: an object that is applied but cannot be recorded is
-// recorded later, and not applied every few seconds.
+// TestManifestsThatCannotBeNoted checks that an applied object that cannot be recorded is recorded
+// later, and is not applied every few seconds.
 func TestManifestsThatCannotBeNoted(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -2448,8 +2452,8 @@ func TestManifestsThatCannotBeNoted(t *testing.T) {
 	m.wantApplied("in the end")
 }
 
-// TestPublishedDNS: kubeadm does not change an existing
-// CoreDNS, and completes a partial one.
+// TestPublishedDNS checks that kubeadm does not change a complete CoreDNS, and completes a partial
+// one.
 func TestPublishedDNS(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -2470,8 +2474,8 @@ func TestPublishedDNS(t *testing.T) {
 	}
 }
 
-// TestResetForgetsKeys: a reset before kubeadm has made anything
-// removes all keys of the cluster.
+// TestResetForgetsKeys checks that a reset before kubeadm has made anything removes all keys of the
+// cluster.
 func TestResetForgetsKeys(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -2489,7 +2493,7 @@ func TestResetForgetsKeys(t *testing.T) {
 	}
 }
 
-// TestUnreadableEtcdIsNotBlank: an unreadable disk does not count as blank.
+// TestUnreadableEtcdIsNotBlank checks that an unreadable disk does not count as blank.
 func TestUnreadableEtcdIsNotBlank(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -2499,8 +2503,8 @@ func TestUnreadableEtcdIsNotBlank(t *testing.T) {
 	}
 }
 
-// TestSecretsOfAMaster: the cluster's secrets in a Site,
-// including the nodes' tokens, are never shown.
+// TestSecretsOfAMaster checks that the cluster's secrets in a Site, including the nodes' tokens,
+// are never shown.
 func TestSecretsOfAMaster(t *testing.T) {
 	t.Parallel()
 	spec := mintedSites(t, 1)[0].Site
@@ -2514,8 +2518,8 @@ func TestSecretsOfAMaster(t *testing.T) {
 	}
 }
 
-// TestPublishedOnce: cluster-info was deleted on purpose, and the keys are
-// stamped again: nothing is published again.
+// TestPublishedOnce checks that nothing is published again if cluster-info was deleted on purpose
+// and the keys are stamped again.
 func TestPublishedOnce(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))

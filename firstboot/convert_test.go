@@ -125,8 +125,9 @@ func TestConvertRevertConvert(t *testing.T) {
 	sameTree(t, "converted again", w.clean(), edge)
 }
 
-// TestNoFirstBootMeanwhile: the timer, which runs while an API server is out of reach, does
-// not start first boot during a change, and runs again after its end, successful or not.
+// TestNoFirstBootMeanwhile checks that the timer, which runs while an API server is out of reach,
+// does not start first boot during a change. After the change, successful or not, the timer runs
+// again.
 func TestNoFirstBootMeanwhile(t *testing.T) {
 	t.Parallel()
 	w := readyNode(t)
@@ -159,8 +160,8 @@ func TestNoFirstBootMeanwhile(t *testing.T) {
 	ended("revert")
 }
 
-// TestConvertKilled kills convert before each effect: a
-// second run continues, and a revert undoes it.
+// TestConvertKilled kills convert before each effect. A second run continues it, and a revert
+// undoes it.
 func TestConvertKilled(t *testing.T) {
 	t.Parallel()
 	whole := soleNode(t)
@@ -176,8 +177,8 @@ func TestConvertKilled(t *testing.T) {
 	})
 }
 
-// TestConvertGoesOnWithoutAReport: a convert that was killed right after it restarted kubelet is
-// run again. It must not reject the node as not Ready.
+// TestConvertGoesOnWithoutAReport runs convert again after it was killed right after the restart of
+// kubelet. It must not reject the node as not Ready.
 func TestConvertGoesOnWithoutAReport(t *testing.T) {
 	t.Parallel()
 	w := readyNode(t)
@@ -204,7 +205,7 @@ func TestConvertGoesOnWithoutAReport(t *testing.T) {
 	}
 }
 
-// TestRevertKilled does the same with revert.
+// TestRevertKilled is like TestConvertKilled, for revert.
 func TestRevertKilled(t *testing.T) {
 	t.Parallel()
 	whole := soleNode(t)
@@ -319,8 +320,8 @@ func TestConvertForeignNode(t *testing.T) {
 	sameTree(t, "after revert", w.clean(), native)
 }
 
-// TestConvertAfterYurtadm: files that yurtadm left next to its unit
-// would override edgebake's arguments.
+// TestConvertAfterYurtadm checks that convert and revert remove the files that yurtadm left next to
+// its unit, because these would override edgebake's arguments.
 func TestConvertAfterYurtadm(t *testing.T) {
 	t.Parallel()
 	w := foreignNode(t)
@@ -341,8 +342,8 @@ func TestConvertAfterYurtadm(t *testing.T) {
 	}
 }
 
-// TestGateFitsKubelet: a feature gate that kubelet does not know
-// would prevent its start, on a node that worked before.
+// TestGateFitsKubelet checks that kubelet gets no feature gate that it does not know: it would not
+// start, on a node that worked before.
 func TestGateFitsKubelet(t *testing.T) {
 	t.Parallel()
 	for version, want := range map[string]string{
@@ -460,8 +461,8 @@ func TestConvertLeavesThePortOpen(t *testing.T) {
 	}
 }
 
-// TestConvertLeavesOpenYurtNodesAlone: a node that uses yurthub already is not
-// changed, whatever the options, since only a native node could be restored.
+// TestConvertLeavesOpenYurtNodesAlone checks that a node that uses yurthub already is not changed,
+// whatever the options, because only a native node could be restored.
 func TestConvertLeavesOpenYurtNodesAlone(t *testing.T) {
 	t.Parallel()
 	converted := func(t *testing.T) *world {
@@ -517,8 +518,8 @@ func TestConvertLeavesOpenYurtNodesAlone(t *testing.T) {
 	}
 }
 
-// TestConvertKilledThenFails: a convert was killed after it had redirected kubelet, and its next
-// run cannot make yurthub ready. That run must leave a working native node.
+// TestConvertKilledThenFails checks a convert that was killed after it had redirected kubelet, and
+// whose next run cannot make yurthub ready. That run must leave a working native node.
 func TestConvertKilledThenFails(t *testing.T) {
 	t.Parallel()
 	w := readyNode(t)
@@ -544,7 +545,7 @@ func TestConvertKilledThenFails(t *testing.T) {
 	sameTree(t, "undone", w.clean(), native)
 }
 
-// TestRevertGivesLabelsBack: a revert that fails leaves the OpenYurt node as it was.
+// TestRevertGivesLabelsBack checks that a revert that fails leaves the OpenYurt node as it was.
 func TestRevertGivesLabelsBack(t *testing.T) {
 	t.Parallel()
 	w := readyNode(t)
@@ -563,8 +564,8 @@ func TestRevertGivesLabelsBack(t *testing.T) {
 	}
 }
 
-// TestRevertFailsAtItsEnd: a node that became Ready as a native node is
-// not redirected to the removed yurthub.
+// TestRevertFailsAtItsEnd checks that a node that became Ready as a native node is not redirected
+// to the removed yurthub.
 func TestRevertFailsAtItsEnd(t *testing.T) {
 	t.Parallel()
 	w := readyNode(t)
@@ -590,8 +591,8 @@ func TestRevertFailsAtItsEnd(t *testing.T) {
 	sameTree(t, "reverted in two goes", w.clean(), native)
 }
 
-// TestRevertLeavesKubeletWhereItIs: kubelet is not
-// redirected to a yurthub that does not serve.
+// TestRevertLeavesKubeletWhereItIs checks that kubelet is not redirected to a yurthub that does not
+// serve.
 func TestRevertLeavesKubeletWhereItIs(t *testing.T) {
 	t.Parallel()
 	w := readyNode(t)
@@ -608,7 +609,7 @@ func TestRevertLeavesKubeletWhereItIs(t *testing.T) {
 	}
 }
 
-// TestResetForgetsTheToken: the next boot does not continue an unfinished join.
+// TestResetForgetsTheToken checks that the boot after a reset does not continue an unfinished join.
 func TestResetForgetsTheToken(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)
@@ -628,8 +629,8 @@ func TestResetForgetsTheToken(t *testing.T) {
 	}
 }
 
-// TestResetKeepsTheNextSite: a reset keeps the token of the next Site, which
-// does not belong to the join that is undone.
+// TestResetKeepsTheNextSite checks that a reset keeps the token of the next Site, which does not
+// belong to the join that is undone.
 func TestResetKeepsTheNextSite(t *testing.T) {
 	t.Parallel()
 	for name, next := range map[string]func(w *world) string{
@@ -715,8 +716,8 @@ func TestResetKilled(t *testing.T) {
 	}
 }
 
-// TestResetThenJoinUnderAnotherName: a new Site makes the
-// machine join again, and the image's files still exist.
+// TestResetThenJoinUnderAnotherName checks that a new Site makes the machine join again after a
+// reset, and that the image's files still exist.
 func TestResetThenJoinUnderAnotherName(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)

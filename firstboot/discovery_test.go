@@ -16,8 +16,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// TestNoAnonymousAccess: if API servers reject anonymous requests,
-// the error names the cause, and a Site with the CA joins.
+// TestNoAnonymousAccess checks that if API servers reject anonymous requests, the error names the
+// cause, and a Site with the CA joins.
 func TestNoAnonymousAccess(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
@@ -45,8 +45,8 @@ func TestNoAnonymousAccess(t *testing.T) {
 	}
 }
 
-// TestAnotherClustersCA: API servers of another cluster stop
-// the run before they receive the token.
+// TestAnotherClustersCA checks that API servers of another cluster stop the run before they receive
+// the token.
 func TestAnotherClustersCA(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
@@ -61,8 +61,8 @@ func TestAnotherClustersCA(t *testing.T) {
 	}
 }
 
-// TestTokenOfAStartingAPIServer: an API server that is starting rejects every token for a while.
-// The machine joins soon after. A token that stays rejected is reported.
+// TestTokenOfAStartingAPIServer checks an API server that rejects every token for a while after its
+// start. The machine joins soon after that. A token that stays rejected is reported.
 func TestTokenOfAStartingAPIServer(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
@@ -112,8 +112,8 @@ func TestTokenOfAStartingAPIServer(t *testing.T) {
 	}
 }
 
-// TestClusterInfoWithAFormerSignature: cluster-info was changed, and the cluster has not signed
-// it again yet. Only a signature that stays wrong is reported.
+// TestClusterInfoWithAFormerSignature checks a changed cluster-info that the cluster has not signed
+// again yet. Only a signature that stays wrong is reported.
 func TestClusterInfoWithAFormerSignature(t *testing.T) {
 	t.Parallel()
 	for name, signedAfter := range map[string]time.Duration{"signed soon": 5 * time.Second, "another secret": time.Hour} {
@@ -139,8 +139,8 @@ func TestClusterInfoWithAFormerSignature(t *testing.T) {
 	}
 }
 
-// TestOneAPIServerDoesNotStopDiscovery: an error of only one
-// API server, while the others are out of reach, is retried.
+// TestOneAPIServerDoesNotStopDiscovery checks that an error of a single API server is retried while
+// the others are out of reach.
 func TestOneAPIServerDoesNotStopDiscovery(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)

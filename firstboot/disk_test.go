@@ -53,8 +53,8 @@ func utf16(s string) string {
 	return b.String() + "\x00\x00"
 }
 
-// TestTwoCopiesOfOneImage: a system with / and /var on different disks is
-// detected before anything is changed.
+// TestTwoCopiesOfOneImage checks that a system with / and /var on different disks is detected
+// before anything is changed.
 func TestTwoCopiesOfOneImage(t *testing.T) {
 	const esp = "aaaaaaaa-0000-4000-8000-000000000001"
 	for name, tc := range map[string]struct {
@@ -91,8 +91,8 @@ func TestTwoCopiesOfOneImage(t *testing.T) {
 	}
 }
 
-// TestRewritingSaysWhatIsLost: a fix that overwrites the disk names the data that is lost. The
-// fix for a damaged archive does not overwrite the disk.
+// TestRewritingSaysWhatIsLost checks that a fix that overwrites the disk names the data that is
+// lost. The fix for a damaged archive does not overwrite the disk.
 func TestRewritingSaysWhatIsLost(t *testing.T) {
 	t.Parallel()
 	damaged := func(w *world) {
@@ -151,8 +151,8 @@ func TestRewritingSaysWhatIsLost(t *testing.T) {
 	}
 }
 
-// TestDataCannotGrow: DATA cannot grow into the free space of a larger disk. The node still
-// joins, or a control-plane node's etcd starts, and a note reports the problem.
+// TestDataCannotGrow checks that, if DATA cannot grow into the free space of a larger disk, the
+// node still joins, or a control-plane node's etcd starts, and a note reports the problem.
 func TestDataCannotGrow(t *testing.T) {
 	t.Parallel()
 	const note = "DATA does not use all the free space after it"

@@ -10,8 +10,8 @@ import (
 	"github.com/edgebake/edgebake/firstboot/controlplane"
 )
 
-// TestCorrectedDocuments: documents for the whole cluster that have changed in a Site are
-// uploaded once, unless somebody else has changed them in the cluster.
+// TestCorrectedDocuments checks that documents for the whole cluster that have changed in a Site
+// are uploaded once, unless somebody else has changed them in the cluster.
 func TestCorrectedDocuments(t *testing.T) {
 	t.Parallel()
 	uploads := func(m *controlPlane) (n int) {
@@ -102,8 +102,8 @@ func (m *controlPlane) corrected(old, with string) *configs.Site {
 	return &site
 }
 
-// TestUploadThatWasCutOff: an interrupted upload is completed. It does
-// not count as somebody else's change.
+// TestUploadThatWasCutOff checks that an interrupted upload is completed. It does not count as
+// somebody else's change.
 func TestUploadThatWasCutOff(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -150,8 +150,8 @@ func (w *world) cutBefore(effect string) {
 	}
 }
 
-// TestKubeProxyDiffers: a Site with a different kube-proxy configuration does not change the
-// cluster's; a note reports the difference and the fix.
+// TestKubeProxyDiffers checks that a Site with a different kube-proxy configuration does not change
+// the cluster's; a note reports the difference and the fix.
 func TestKubeProxyDiffers(t *testing.T) {
 	t.Parallel()
 	const document = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: "

@@ -55,8 +55,8 @@ func TestStaleNodeKeepsItsLabels(t *testing.T) {
 	}
 }
 
-// TestStaleEdgeNodeGetsItsLabels: the labels are set with the node's credentials: OpenYurt's
-// webhook would reject an administrator's change.
+// TestStaleEdgeNodeGetsItsLabels checks that a stale Node gets its labels with the node's own
+// credentials: OpenYurt's webhook would reject an administrator's change.
 func TestStaleEdgeNodeGetsItsLabels(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)
@@ -72,8 +72,8 @@ func TestStaleEdgeNodeGetsItsLabels(t *testing.T) {
 	}
 }
 
-// TestPoolChanged: kubelet's flags get the new pool, so deleting the Node, as
-// the message advises, fixes its labels.
+// TestPoolChanged checks that kubelet's flags get the new pool, so deleting the Node, as the
+// message advises, fixes its labels.
 func TestPoolChanged(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)
@@ -94,7 +94,7 @@ func TestPoolChanged(t *testing.T) {
 	}
 }
 
-// TestPoolOfTheCluster: pools that OpenYurt would reject or change are reported.
+// TestPoolOfTheCluster checks that pools that OpenYurt would reject or change are reported.
 func TestPoolOfTheCluster(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, "nodeType: cloud", "nodePool: shanghai")
@@ -125,7 +125,8 @@ func TestPoolOfTheCluster(t *testing.T) {
 	}
 }
 
-// TestAnotherYurthub: a yurthub of another release would reject its flags.
+// TestAnotherYurthub checks that a yurthub of another release, which would reject its flags, is
+// reported.
 func TestAnotherYurthub(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)
@@ -135,8 +136,8 @@ func TestAnotherYurthub(t *testing.T) {
 	}
 }
 
-// TestSiteTurnedNative: if the Site becomes native, first boot does not revert the
-// node, but reports that its yurthub stays.
+// TestSiteTurnedNative checks that if the Site becomes native, first boot does not revert the node,
+// but reports that its yurthub stays.
 func TestSiteTurnedNative(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)
@@ -163,8 +164,8 @@ func TestSiteTurnedNative(t *testing.T) {
 	}
 }
 
-// TestOfflineHubIsWaitedFor: offline, yurthub needs some time until it serves from its cache,
-// and no API server can answer questions about certificates.
+// TestOfflineHubIsWaitedFor checks that first boot waits until yurthub serves from its cache, which
+// takes some time offline. No API server can answer questions about certificates then.
 func TestOfflineHubIsWaitedFor(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)
@@ -195,7 +196,7 @@ func TestOfflineHubIsWaitedFor(t *testing.T) {
 	}
 }
 
-// TestPortOpened: only the port for other nodes of the pool is opened.
+// TestPortOpened checks that only the port for other nodes of the pool is opened.
 func TestPortOpened(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)

@@ -27,8 +27,8 @@ func (m *controlPlane) all(s etcdmember.PeerState) {
 	}
 }
 
-// TestPowerCutThenTheTable: after any power cut in a bootstrap or a replacement, the decision
-// follows the table: etcd never starts blank if the others have had a cluster.
+// TestPowerCutThenTheTable checks that after any power cut in a bootstrap or a replacement, the
+// decision follows the table: etcd never starts blank if the others have had a cluster.
 func TestPowerCutThenTheTable(t *testing.T) {
 	t.Parallel()
 	const late = 200 * time.Hour // the bootstrap permit has expired

@@ -48,8 +48,8 @@ func (w *world) dualStack(addrs ...string) *machine.Env {
 	return e
 }
 
-// TestFamilyOfTheNode: the node's address is of the VIP's
-// family, whatever the kernel prefers for a name with both.
+// TestFamilyOfTheNode checks that the node's address is of the VIP's family, whatever the kernel
+// prefers for a name with both.
 func TestFamilyOfTheNode(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

@@ -196,8 +196,8 @@ func TestStaticPodKilled(t *testing.T) {
 	})
 }
 
-// TestStaticPodPoolChanged: kubelet registers with the Site's present
-// labels, as it does if yurthub is a unit.
+// TestStaticPodPoolChanged checks that kubelet registers with the Site's present labels, as it does
+// if yurthub is a unit.
 func TestStaticPodPoolChanged(t *testing.T) {
 	t.Parallel()
 	w := podWorld(t)
@@ -220,8 +220,8 @@ func TestStaticPodPoolChanged(t *testing.T) {
 	}
 }
 
-// TestStaticPodWaits: without yurthub's first certificate
-// there is no Node, and only first boot can report why.
+// TestStaticPodWaits checks that first boot reports the reason if yurthub has no first certificate.
+// There is no Node yet that could show it.
 func TestStaticPodWaits(t *testing.T) {
 	t.Parallel()
 	w := podWorld(t)
@@ -251,8 +251,8 @@ func TestStaticPodWaits(t *testing.T) {
 	}
 }
 
-// TestStaticPodKeepsItsServer: if the server of yurthub.conf
-// were missing in the list, yurthub would wipe its identity.
+// TestStaticPodKeepsItsServer checks that the server of yurthub.conf stays in the list: without it,
+// yurthub would wipe its identity.
 func TestStaticPodKeepsItsServer(t *testing.T) {
 	t.Parallel()
 	w := podWorld(t)
@@ -272,8 +272,8 @@ func TestStaticPodKeepsItsServer(t *testing.T) {
 	}
 }
 
-// TestStaticPodIsNotTurned: the node cannot be converted in place, since
-// kubelet has no certificate of its own.
+// TestStaticPodIsNotTurned checks that the node cannot be converted in place, because kubelet has
+// no certificate of its own.
 func TestStaticPodIsNotTurned(t *testing.T) {
 	t.Parallel()
 	w := podWorld(t)
@@ -298,8 +298,8 @@ func TestStaticPodIsNotTurned(t *testing.T) {
 	}
 }
 
-// TestHubSaysWhatTheClusterLacks: first boot reports what yurthub waits
-// for, since yurthub itself does not.
+// TestHubSaysWhatTheClusterLacks checks that first boot reports missing objects and rights for
+// which yurthub waits, because yurthub does not report them.
 func TestHubSaysWhatTheClusterLacks(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
@@ -340,8 +340,8 @@ func TestHubSaysWhatTheClusterLacks(t *testing.T) {
 	}
 }
 
-// TestStaticPodAsksForItsOwnVersion: yurthub before 1.7 lists
-// NodePools of v1beta1, and is never ready without them.
+// TestStaticPodAsksForItsOwnVersion checks that first boot looks for NodePools of v1beta1: yurthub
+// before 1.7 lists that version, and is never ready without it.
 func TestStaticPodAsksForItsOwnVersion(t *testing.T) {
 	t.Parallel()
 	w := podWorld(t)
@@ -416,7 +416,7 @@ func cutEach(t *testing.T, machine *world, atLeast int, tree func(*world, []worl
 	})
 }
 
-// noSecret checks that the token is in no place where it must not be once the node is Ready.
+// noSecret checks that, once the node is Ready, the token is only in permitted places.
 func noSecret(t *testing.T, w *world) {
 	t.Helper()
 	noSecretIn(t, w, w.Files())

@@ -61,8 +61,8 @@ func (w *world) onlyItsOwn() {
 	}
 }
 
-// TestInventoryInTheSlot: the machine reduces the inventory in its slot to
-// its own Site before it applies that.
+// TestInventoryInTheSlot checks that the machine reduces the inventory in its slot to its own Site
+// before it applies that Site.
 func TestInventoryInTheSlot(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -87,8 +87,8 @@ func TestInventoryInTheSlot(t *testing.T) {
 	}
 }
 
-// TestPowerCutInAnInventory: after a power cut at any point, the machine becomes a node under
-// its own name, and has no secret of the others.
+// TestPowerCutInAnInventory checks that after a power cut at any point, the machine becomes a node
+// under its own name, and has no secret of the others.
 func TestPowerCutInAnInventory(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -118,8 +118,8 @@ func TestPowerCutInAnInventory(t *testing.T) {
 	}
 }
 
-// TestNoSiteForThisMachine: a machine that no Site matches reports its
-// identity, waits, and reads the inventory again.
+// TestNoSiteForThisMachine checks that a machine that no Site matches reports its identity, waits,
+// and reads the inventory again.
 func TestNoSiteForThisMachine(t *testing.T) {
 	w := nativeWorld(t)
 	w.Put("/sys/class/dmi/id/chassis_asset_tag", "AT-7\n")
@@ -143,7 +143,7 @@ func TestNoSiteForThisMachine(t *testing.T) {
 	w.onlyItsOwn()
 }
 
-// TestJunkMatchesNobody: a machine without a unique identity matches no Site.
+// TestJunkMatchesNobody checks that a machine without a unique identity matches no Site.
 func TestJunkMatchesNobody(t *testing.T) {
 	w := nativeWorld(t)
 	w.Put("/sys/class/dmi/id/product_serial", "To Be Filled By O.E.M.\n")
@@ -154,8 +154,8 @@ func TestJunkMatchesNobody(t *testing.T) {
 	}
 }
 
-// TestTwoSitesForOneMachine: if two Sites match the machine, it stops
-// until the inventory is corrected.
+// TestTwoSitesForOneMachine checks that if two Sites match the machine, it stops until the
+// inventory is corrected.
 func TestTwoSitesForOneMachine(t *testing.T) {
 	w := nativeWorld(t)
 	w.carry(worldtest.SlotDevice, berlin, "- {name: bonn, match: {uuid: 4c4c4544-0042-3510-8052-c7c04f4e4232}, credentials: {token: "+worldtest.TestToken+"}}")
@@ -167,8 +167,8 @@ func TestTwoSitesForOneMachine(t *testing.T) {
 	w.mustBoot()
 }
 
-// TestOneStickForManyMachines: each machine applies its own Site from
-// one stick, which keeps all of them.
+// TestOneStickForManyMachines checks that each machine applies its own Site from one stick, which
+// keeps all of them.
 func TestOneStickForManyMachines(t *testing.T) {
 	sites := []string{berlin, "- {name: bonn, match: {serial: SN0043}, credentials: {token: " + worldtest.TestToken + "}}"}
 	for serial, name := range map[string]string{"SN0042": "berlin", "SN0043": "bonn"} {
@@ -203,8 +203,9 @@ func TestOneStickForManyMachines(t *testing.T) {
 	}
 }
 
-// TestInventoryOnANode: a member applies a corrected Site from an inventory, keeps its own if
-// the inventory has none for it, and applies from a stick what the Image allows.
+// TestInventoryOnANode checks that a member applies a corrected Site from an inventory, and keeps
+// its own if the inventory has none for it. From a stick, it applies only the fields that the Image
+// permits.
 func TestInventoryOnANode(t *testing.T) {
 	w := nativeWorld(t)
 	w.mustBoot()
@@ -231,7 +232,8 @@ func TestInventoryOnANode(t *testing.T) {
 	}
 }
 
-// TestSignedInventory: if the Image requires a signature, an unsigned inventory is not read.
+// TestSignedInventory checks that if the Image requires a signature, an unsigned inventory is not
+// read.
 func TestSignedInventory(t *testing.T) {
 	key := newSiteKey(t)
 	for _, tamper := range []bool{false, true} {
@@ -253,8 +255,8 @@ func TestSignedInventory(t *testing.T) {
 	}
 }
 
-// TestOthersAreWipedInAnyCase: the other Sites are wiped even if the
-// machine's own cannot be applied.
+// TestOthersAreWipedInAnyCase checks that the other Sites are wiped even if the machine's own
+// cannot be applied.
 func TestOthersAreWipedInAnyCase(t *testing.T) {
 	w := nativeWorld(t)
 	w.carry(worldtest.SlotDevice, "- {name: berlin, match: {serial: SN0042}, arch: arm64, credentials: {token: "+worldtest.TestToken+"}}")
@@ -264,8 +266,8 @@ func TestOthersAreWipedInAnyCase(t *testing.T) {
 	w.onlyItsOwn()
 }
 
-// TestOthersAreWipedFromAMember: a node rejects its own Site of the inventory,
-// keeps the former one, and wipes the others.
+// TestOthersAreWipedFromAMember checks that a node rejects its own Site of the inventory, keeps the
+// former one, and wipes the others.
 func TestOthersAreWipedFromAMember(t *testing.T) {
 	const bad = "- {name: berlin, match: {serial: SN0042}, nodeName: edge-sn0042, arch: arm64}"
 	w := nativeWorld(t)
@@ -294,8 +296,8 @@ func TestOthersAreWipedFromAMember(t *testing.T) {
 	}
 }
 
-// TestSiteTooLargeForASlot: a Site that is too large for a slot needs a
-// person, since no retry makes room.
+// TestSiteTooLargeForASlot checks that a Site that is too large for a slot needs a person, because
+// no retry makes room.
 func TestSiteTooLargeForASlot(t *testing.T) {
 	w := nativeWorld(t)
 	large := strings.Repeat("x", 300<<10)
@@ -306,8 +308,8 @@ func TestSiteTooLargeForASlot(t *testing.T) {
 	}
 }
 
-// TestWaitingSaysWhatWentWrong: a Site that was found but could not be
-// saved is not reported as missing.
+// TestWaitingSaysWhatWentWrong checks that a Site that was found but could not be saved is not
+// reported as missing.
 func TestWaitingSaysWhatWentWrong(t *testing.T) {
 	w := nativeWorld(t)
 	w.carry(worldtest.SlotDevice)
@@ -328,8 +330,8 @@ func TestWaitingSaysWhatWentWrong(t *testing.T) {
 	}
 }
 
-// TestJunkSerialOfAMember: a serial number that no longer counts as an
-// identity does not change a member's name.
+// TestJunkSerialOfAMember checks that a serial number that no longer counts as an identity does not
+// change a member's name.
 func TestJunkSerialOfAMember(t *testing.T) {
 	w := nativeWorld(t)
 	w.mustBoot()

@@ -15,8 +15,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// TestIPVScareTakesWhatFirstBootWrites: ipvscare can read the list that first boot writes when a
-// Site's API servers change, whatever the former ones were.
+// TestIPVScareTakesWhatFirstBootWrites checks that ipvscare can read the list that first boot
+// writes when a Site's API servers change, whatever the former ones were.
 func TestIPVScareTakesWhatFirstBootWrites(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)

@@ -48,7 +48,8 @@ func TestMastersChanged(t *testing.T) {
 	}
 }
 
-// TestMastersComeLate: no API server answers for longer than kubeadm or any phase would wait.
+// TestMastersComeLate checks a join during which no API server answers for longer than kubeadm or
+// any phase would wait.
 func TestMastersComeLate(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -74,8 +75,8 @@ func TestMastersComeLate(t *testing.T) {
 	}
 }
 
-// TestOneWordForAWait: first boot reports a wait on the console and in state.json when its
-// reason changes, and not again for each API server.
+// TestOneWordForAWait checks that first boot reports a wait on the console and in state.json when
+// its reason changes, and not again for each API server.
 func TestOneWordForAWait(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -111,8 +112,8 @@ func TestOneWordForAWait(t *testing.T) {
 	}
 }
 
-// TestMastersGoDuringTheJoin: the API servers stop during the join: kubeadm
-// waits, and is killed after its timeout.
+// TestMastersGoDuringTheJoin stops the API servers during the join. kubeadm waits, and is killed
+// after its timeout.
 func TestMastersGoDuringTheJoin(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -152,7 +153,8 @@ func TestMastersGoDuringTheJoin(t *testing.T) {
 	noSecret(t, w)
 }
 
-// TestEveryKubeadm: like the join, the phases of init and reset use the proxy of their Site.
+// TestEveryKubeadm checks that the phases of init and reset use the proxy of their Site, as the
+// join does.
 func TestEveryKubeadm(t *testing.T) {
 	t.Parallel()
 	ran := map[string]int{}
@@ -206,8 +208,8 @@ func TestFirstMasterDead(t *testing.T) {
 	}
 }
 
-// TestJoinsThroughTheEndpoint: if the API server's certificate has the endpoint's
-// name, kubelet is not restarted after the join.
+// TestJoinsThroughTheEndpoint checks that if the API server's certificate has the endpoint's name,
+// kubelet is not restarted after the join.
 func TestJoinsThroughTheEndpoint(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar", "apiserver.cluster.local")
@@ -223,7 +225,7 @@ func TestJoinsThroughTheEndpoint(t *testing.T) {
 	}
 }
 
-// TestHealedInTheCluster: once the stale Node is deleted, the machine joins without help.
+// TestHealedInTheCluster checks that the machine joins without help once the stale Node is deleted.
 func TestHealedInTheCluster(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -245,8 +247,8 @@ func TestHealedInTheCluster(t *testing.T) {
 	}
 }
 
-// TestAFailedLookUndoesNothing: systemd does not answer one call on an edge node that reaches no
-// API server. kubelet must stay redirected to yurthub.
+// TestAFailedLookUndoesNothing checks that kubelet stays redirected to yurthub if systemd does not
+// answer one call on an edge node that reaches no API server.
 func TestAFailedLookUndoesNothing(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)

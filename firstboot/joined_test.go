@@ -16,8 +16,8 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// TestSettingsChangedAfterTheJoin: settings that kubeadm and
-// kubelet use only at the join are applied later, or reported.
+// TestSettingsChangedAfterTheJoin checks that settings that kubeadm and kubelet use only at the
+// join are applied later, or reported.
 func TestSettingsChangedAfterTheJoin(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
@@ -52,7 +52,7 @@ func TestSettingsChangedAfterTheJoin(t *testing.T) {
 	}
 }
 
-// TestArgumentsChangedAfterTheJoin: kubelet is restarted with the Site's present
+// TestArgumentsChangedAfterTheJoin checks that kubelet is restarted with the Site's present
 // arguments, on each kind of node and after a power cut at any point.
 func TestArgumentsChangedAfterTheJoin(t *testing.T) {
 	const before, after = "kubeletExtraArgs: {v: '2', max-pods: '50'}", "kubeletExtraArgs: {v: '4', system-reserved: 'cpu=100m,memory=50Mi'}"
@@ -150,8 +150,8 @@ func argsOf(env string) string {
 	return strings.Join(all, " ")
 }
 
-// TestArgumentsWhileKubeletStarts: a kubelet that is still starting, as at each boot, counts as
-// healthy before the change. A kubelet that ends soon after it was healthy does not.
+// TestArgumentsWhileKubeletStarts checks that a kubelet that is still starting, as at each boot,
+// counts as healthy before the change. A kubelet that ends soon after it was healthy does not.
 func TestArgumentsWhileKubeletStarts(t *testing.T) {
 	for _, loops := range []bool{false, true} {
 		w := nativeWorld(t, "kubeletExtraArgs: {v: '2'}")
@@ -167,8 +167,8 @@ func TestArgumentsWhileKubeletStarts(t *testing.T) {
 	}
 }
 
-// TestArgumentsThatFixKubelet: a kubelet that was not running before keeps the
-// Site's arguments, whether they help or not.
+// TestArgumentsThatFixKubelet checks that a kubelet that was not running before keeps the Site's
+// arguments, whether they help or not.
 func TestArgumentsThatFixKubelet(t *testing.T) {
 	for _, helps := range []bool{true, false} {
 		w := nativeWorld(t, "kubeletExtraArgs: {v: '2'}")
@@ -189,8 +189,8 @@ func TestArgumentsThatFixKubelet(t *testing.T) {
 	}
 }
 
-// TestMeteredKubelet: kubelet reports less often on a metered link, and normally
-// again afterwards. The configuration file exists before kubelet reads it.
+// TestMeteredKubelet checks that kubelet reports less often on a metered link, and normally again
+// afterwards. The configuration file exists before kubelet reads it.
 func TestMeteredKubelet(t *testing.T) {
 	const flag = "--config-dir=" + kubeadm.KubeletConfDir
 	w := newWorld(t, "testdata/machine.txtar", "apiserver.cluster.local")
@@ -233,8 +233,8 @@ func TestMeteredKubelet(t *testing.T) {
 	}
 }
 
-// TestNodeOfTwoFamilies: if the cluster's Services and the Site's fixed addresses
-// have both families, the Node has both too.
+// TestNodeOfTwoFamilies checks that if the cluster's Services and the Site's fixed addresses have
+// both families, the Node has both too.
 func TestNodeOfTwoFamilies(t *testing.T) {
 	const fixed = "network: {interfaces: [{name: e*, addresses: [192.0.2.50/24, 'fd00:2::50/64'], gateway: 192.0.2.1}]}"
 	for _, c := range []struct {
@@ -269,7 +269,7 @@ func TestNodeOfTwoFamilies(t *testing.T) {
 	}
 }
 
-// TestLabelRemoved: the Node loses only the labels that the Site no longer has.
+// TestLabelRemoved checks that the Node loses only the labels that the Site no longer has.
 func TestLabelRemoved(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, "labels: {zone: north, shop: '12'}")

@@ -21,7 +21,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// rebuild replaces the machine's cluster by another one at the same addresses.
+// rebuild replaces the machine's cluster with another one at the same addresses.
 func (w *world) rebuild() (former *worldtest.Cluster) {
 	former = w.Cluster
 	w.Cluster = worldtest.NewCluster(w.T)
@@ -76,8 +76,8 @@ func wantMember(t *testing.T, w *world, joins int) {
 	noSecret(t, w)
 }
 
-// TestSiteOfAnotherCluster: the machine moves to the cluster
-// that the Site pins, with each form of pin.
+// TestSiteOfAnotherCluster checks that the machine moves to the cluster that the Site pins, with
+// each form of pin.
 func TestSiteOfAnotherCluster(t *testing.T) {
 	t.Parallel()
 	edge := []string{"nodeType: edge", "nodePool: shanghai"}
@@ -127,8 +127,8 @@ func TestSiteOfAnotherCluster(t *testing.T) {
 	}
 }
 
-// TestServingCertificateOfTheFormerCluster: kubelet's serving certificate is removed when the
-// machine moves to another cluster, and kept when it joins the same one again.
+// TestServingCertificateOfTheFormerCluster checks that kubelet's serving certificate is removed
+// when the machine moves to another cluster, and kept when it joins the same one again.
 func TestServingCertificateOfTheFormerCluster(t *testing.T) {
 	t.Parallel()
 	for name, moves := range map[string]bool{"another cluster": true, "the same": false} {
@@ -158,8 +158,8 @@ func TestServingCertificateOfTheFormerCluster(t *testing.T) {
 	}
 }
 
-// TestPowerCutWhileMoving: after a power cut at any point
-// the machine ends in the other cluster.
+// TestPowerCutWhileMoving checks that after a power cut at any point the machine ends in the other
+// cluster.
 func TestPowerCutWhileMoving(t *testing.T) {
 	t.Parallel()
 	for _, form := range []string{"native", "unpinned", "unit", "staticPod"} {
@@ -216,7 +216,8 @@ func TestPowerCutWhileMoving(t *testing.T) {
 	}
 }
 
-// TestMoveWithoutAToken: first boot stops with an error, and does not change the node.
+// TestMoveWithoutAToken checks that first boot stops with an error, and does not change the node,
+// if its Site names another cluster without a token.
 func TestMoveWithoutAToken(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -252,8 +253,8 @@ func TestMoveWithoutAToken(t *testing.T) {
 	}
 }
 
-// TestMoveWaitsForTheOtherCluster: until the other cluster answers,
-// the node stays unchanged in its own, and keeps the other's token.
+// TestMoveWaitsForTheOtherCluster checks that the node stays unchanged in its own cluster until the
+// other cluster answers, and that it keeps the other cluster's token.
 func TestMoveWaitsForTheOtherCluster(t *testing.T) {
 	t.Parallel()
 	for name, spoil := range map[string]func(*world){
@@ -287,8 +288,8 @@ func TestMoveWaitsForTheOtherCluster(t *testing.T) {
 	}
 }
 
-// TestSlipInThePins: a token with a wrong pin does not
-// remove a running node from its cluster.
+// TestSlipInThePins checks that a token with a wrong pin does not remove a running node from its
+// cluster.
 func TestSlipInThePins(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -304,7 +305,8 @@ func TestSlipInThePins(t *testing.T) {
 	}
 }
 
-// TestTwoClustersInReach: the former cluster still answers, and shows the node as Ready.
+// TestTwoClustersInReach checks a move while the former cluster still answers, and shows the node
+// as Ready.
 func TestTwoClustersInReach(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -328,7 +330,7 @@ func TestTwoClustersInReach(t *testing.T) {
 	wantMember(t, w, 2)
 }
 
-// TestMoveUnderAnotherName: the machine keeps its name until it has left its cluster.
+// TestMoveUnderAnotherName checks that the machine keeps its name until it has left its cluster.
 func TestMoveUnderAnotherName(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -348,8 +350,8 @@ func TestMoveUnderAnotherName(t *testing.T) {
 	}
 }
 
-// TestCAOfADiscoveryThatNeverJoined: the CA of a discovery
-// without a join does not prevent the next Site's join.
+// TestCAOfADiscoveryThatNeverJoined checks that the CA of a discovery without a join does not
+// prevent the next Site's join.
 func TestCAOfADiscoveryThatNeverJoined(t *testing.T) {
 	t.Parallel()
 	for _, pinned := range []bool{true, false} {
@@ -383,8 +385,8 @@ func TestCAOfADiscoveryThatNeverJoined(t *testing.T) {
 	}
 }
 
-// TestDiscoveryOfAnotherSite: a join does not use the
-// discovery that this boot made for another Site.
+// TestDiscoveryOfAnotherSite checks that a join does not use the discovery that this boot made for
+// another Site.
 func TestDiscoveryOfAnotherSite(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -404,7 +406,7 @@ func TestDiscoveryOfAnotherSite(t *testing.T) {
 	wantMember(t, w, 2)
 }
 
-// TestSlipInTheName: a member is not renamed, whatever else its Site changes.
+// TestSlipInTheName checks that a member is not renamed, whatever else its Site changes.
 func TestSlipInTheName(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -424,8 +426,8 @@ func TestSlipInTheName(t *testing.T) {
 	}
 }
 
-// TestNewCardSortsFirst: the node's name was made from the
-// first network card, which is now another one.
+// TestNewCardSortsFirst checks that a node keeps its name, which was made from the first network
+// card, when another card becomes the first one.
 func TestNewCardSortsFirst(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
@@ -452,8 +454,8 @@ func TestNewCardSortsFirst(t *testing.T) {
 	}
 }
 
-// TestNewCardAndAnExpiredCertificate: the machine joins
-// again under its former name, and keeps it.
+// TestNewCardAndAnExpiredCertificate checks that the machine joins again under its former name, and
+// keeps it.
 func TestNewCardAndAnExpiredCertificate(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
@@ -480,8 +482,8 @@ func TestNewCardAndAnExpiredCertificate(t *testing.T) {
 	}
 }
 
-// TestNewTokenWhileOffline: a new token is kept until the cluster
-// has reported the node as Ready.
+// TestNewTokenWhileOffline checks that a new token is kept until the cluster has reported the node
+// as Ready.
 func TestNewTokenWhileOffline(t *testing.T) {
 	t.Parallel()
 	for name, away := range map[string]func(*world, bool){
@@ -503,8 +505,8 @@ func TestNewTokenWhileOffline(t *testing.T) {
 	}
 }
 
-// TestRejoinIsSeenReady: a Ready status from before a new
-// join does not count, so the token is not removed too soon.
+// TestRejoinIsSeenReady checks that a Ready status from before a new join does not count, so the
+// token is not removed too soon.
 func TestRejoinIsSeenReady(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -548,8 +550,8 @@ func (w *world) wantJoined(recreations int) {
 	}
 }
 
-// TestClusterBornAgain: a node does not follow a recreated cluster with the same API servers and
-// keys, and reports it. With a token of that cluster it joins again.
+// TestClusterBornAgain checks that a node does not follow a recreated cluster with the same API
+// servers and keys, and reports it. With a token of that cluster it joins again.
 func TestClusterBornAgain(t *testing.T) {
 	t.Parallel()
 	for _, form := range []string{"native", "unit", "staticPod"} {
@@ -618,8 +620,9 @@ func (w *world) asIPVScare() {
 	w.BeforeEffect = func(string) { guard() }
 }
 
-// TestExpiredWhileClusterInfoIsMadeAnew: with an expired certificate, no API server can prove
-// its cluster to the node. It joins again only if the cluster accepts the Site's token.
+// TestExpiredWhileClusterInfoIsMadeAnew checks a node whose certificate has expired, so that no API
+// server can prove its cluster to it. The node joins again only if the cluster accepts the Site's
+// token.
 func TestExpiredWhileClusterInfoIsMadeAnew(t *testing.T) {
 	t.Parallel()
 	edge := []string{"nodeType: edge", "nodePool: shanghai"}
@@ -691,8 +694,8 @@ func TestExpiredWhileClusterInfoIsMadeAnew(t *testing.T) {
 	}
 }
 
-// TestNotBornAgain: the cluster counts as the same after a person has
-// recreated cluster-info, or deleted the Node.
+// TestNotBornAgain checks that the cluster counts as the same after a person has recreated
+// cluster-info, or deleted the Node.
 func TestNotBornAgain(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*worldtest.Cluster){
@@ -720,8 +723,9 @@ func TestNotBornAgain(t *testing.T) {
 	}
 }
 
-// TestBornAgainBeforeItPublishes: the Service's UID identifies a recreated cluster without
-// cluster-info, and the same cluster with a new cluster-info and Node. Old records lack it.
+// TestBornAgainBeforeItPublishes checks that the Service's UID identifies a recreated cluster
+// without cluster-info, and the same cluster with a new cluster-info and Node. Old records lack
+// this UID.
 func TestBornAgainBeforeItPublishes(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -758,8 +762,8 @@ func TestBornAgainBeforeItPublishes(t *testing.T) {
 	}
 }
 
-// TestOldNoteGetsTheService: a node from a former release adds the Service's UID to its record
-// when it is Ready again. If it may not read the Service, it continues with two UIDs.
+// TestOldNoteGetsTheService checks that a node from a former release adds the Service's UID to its
+// record when it is Ready again. If it may not read the Service, it continues with two UIDs.
 func TestOldNoteGetsTheService(t *testing.T) {
 	t.Parallel()
 	for _, hidden := range []bool{false, true} {
@@ -781,8 +785,8 @@ func TestOldNoteGetsTheService(t *testing.T) {
 	}
 }
 
-// TestUnclearWhetherBornAgain: the reason why an API server does not
-// show its cluster is reported in addition to the endpoint's error.
+// TestUnclearWhetherBornAgain checks that the reason why an API server does not show its cluster is
+// reported in addition to the endpoint's error.
 func TestUnclearWhetherBornAgain(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -801,8 +805,8 @@ func TestUnclearWhetherBornAgain(t *testing.T) {
 	}
 }
 
-// TestBornAgainFarAway: by satellite each connection takes a second and a
-// half, and a check needs three connections.
+// TestBornAgainFarAway checks a recreated cluster over a satellite link: each connection takes a
+// second and a half, and a check needs three connections.
 func TestBornAgainFarAway(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -827,8 +831,8 @@ func TestBornAgainFarAway(t *testing.T) {
 	}
 }
 
-// TestNodeOfAFormerRelease: a node without a record of its cluster makes one when it is Ready
-// again. If nodes may not read cluster-info, it continues without a record.
+// TestNodeOfAFormerRelease checks that a node without a record of its cluster makes one when it is
+// Ready again. If nodes may not read cluster-info, it continues without a record.
 func TestNodeOfAFormerRelease(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -849,8 +853,9 @@ func TestNodeOfAFormerRelease(t *testing.T) {
 	}
 }
 
-// TestNoteOfTheClusterFollowsIt: cluster-info is recreated and, much later, the Node deleted, as
-// in the documentation. Each of their UIDs identifies the cluster for a while.
+// TestNoteOfTheClusterFollowsIt checks the record of a cluster in which cluster-info is recreated
+// and, much later, the Node is deleted, as in the documentation. Each of the UIDs identifies the
+// cluster for a while.
 func TestNoteOfTheClusterFollowsIt(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -891,7 +896,7 @@ func (w *world) wantNoted(want ondisk.IPVSJoined) {
 	}
 }
 
-// TestNoteIsNotTakenFromAnotherCluster: a cluster that shows none of the recorded UIDs
+// TestNoteIsNotTakenFromAnotherCluster checks that a cluster that shows none of the recorded UIDs
 // is not recorded, although it accepts the node's certificate and its Node is Ready.
 func TestNoteIsNotTakenFromAnotherCluster(t *testing.T) {
 	t.Parallel()
@@ -917,8 +922,8 @@ func TestNoteIsNotTakenFromAnotherCluster(t *testing.T) {
 	}
 }
 
-// TestNoteIsOfOneAPIServer: two requests through the endpoint, for cluster-info and for the
-// Node, may be answered by different API servers.
+// TestNoteIsOfOneAPIServer checks that recorded UIDs come from one API server: two requests through
+// the endpoint, for cluster-info and for the Node, may be answered by two different ones.
 func TestNoteIsOfOneAPIServer(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -947,8 +952,8 @@ func TestNoteIsOfOneAPIServer(t *testing.T) {
 	}
 }
 
-// TestDamagedIPVSConfigKeepsNobody: with a damaged ipvs.json, a machine can still leave its
-// cluster or disable IPVS. ipvscare removes its rules then too.
+// TestDamagedIPVSConfigKeepsNobody checks that with a damaged ipvs.json, a machine can still leave
+// its cluster or disable IPVS. ipvscare removes its rules then too.
 func TestDamagedIPVSConfigKeepsNobody(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{"", "{", "{}", "\x00\x00", `{"version":7}`} {

@@ -32,7 +32,7 @@ var staysAtReset = map[string]string{
 	"/update":         "resetFiles removes the directory",
 }
 
-// TestResetKnowsAllState: a reset removes every file that first boot keeps in the state
+// TestResetKnowsAllState checks that a reset removes every file that first boot keeps in the state
 // directory, except those for which staysAtReset has a reason.
 func TestResetKnowsAllState(t *testing.T) {
 	removed := resetList(&machine.Env{Root: t.TempDir()})

@@ -14,8 +14,8 @@ import (
 	"github.com/edgebake/edgebake/firstboot/worldtest"
 )
 
-// TestMain: the tests boot thousands of machines, which spend most of their time waiting for API
-// servers. Frequent garbage collections would cost more than the memory they free.
+// TestMain makes garbage collections rare: the tests boot thousands of machines, which mostly wait
+// for API servers, and frequent collections would cost more than the memory that they free.
 func TestMain(m *testing.M) {
 	flag.Parse()
 	if n, own := runtime.GOMAXPROCS(0), flag.Lookup("test.parallel"); own.Value.String() == strconv.Itoa(n) {

@@ -11,8 +11,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// TestASiteForAnotherMachine: a Site for another machine is rejected from the
-// slot, from an unsigned and from a signed stick, and none of it is applied.
+// TestASiteForAnotherMachine checks that a Site for another machine is rejected from the slot, from
+// an unsigned and from a signed stick, and none of it is applied.
 func TestASiteForAnotherMachine(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)
@@ -49,8 +49,8 @@ func TestASiteForAnotherMachine(t *testing.T) {
 	}
 }
 
-// TestASiteForThisMachine: a Site for this machine is accepted like
-// any other, and stays valid when a network card is exchanged.
+// TestASiteForThisMachine checks that a Site for this machine is accepted like any other, and stays
+// valid when a network card is exchanged.
 func TestASiteForThisMachine(t *testing.T) {
 	t.Parallel()
 	for _, from := range []string{"slot", "stick"} {
@@ -73,8 +73,8 @@ func TestASiteForThisMachine(t *testing.T) {
 	}
 }
 
-// TestANeighboursSite: a member rejects a Site with another node name before
-// it applies any of it, unless the Site moves it to another cluster.
+// TestANeighboursSite checks that a member rejects a Site with another node name before it applies
+// any of it, unless the Site moves it to another cluster.
 func TestANeighboursSite(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)
@@ -125,8 +125,8 @@ func TestANeighboursSite(t *testing.T) {
 	}
 }
 
-// TestANeighboursRepair: with policy repair, a member accepts nothing from a Site that names
-// another machine. A name made from the machine's facts does not name another machine.
+// TestANeighboursRepair checks that with policy repair, a member accepts nothing from a Site that
+// names another machine. A name made from the machine's facts does not name another machine.
 func TestANeighboursRepair(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

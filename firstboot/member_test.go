@@ -41,8 +41,9 @@ func (w *world) expire() {
 	w.Stamp(worldtest.SlotDevice, w.SlotSite(worldtest.SlotDevice)+worldtest.WithToken+"\n")
 }
 
-// TestAMemberThatFailsToJoinAgain: a member removes its credentials before it joins again. For
-// untrusted sticks it stays a member, even after a power cut or without a membership record.
+// TestAMemberThatFailsToJoinAgain checks that a member removes its credentials before it joins
+// again. For untrusted sticks it stays a member, even after a power cut or without a membership
+// record.
 func TestAMemberThatFailsToJoinAgain(t *testing.T) {
 	t.Parallel()
 	for name, world := range map[string]func(*testing.T) *world{
@@ -84,8 +85,8 @@ func TestAMemberThatFailsToJoinAgain(t *testing.T) {
 	}
 }
 
-// TestPowerCutAfterTheJoin: when the power is cut, kubeadm's
-// files are not synced yet, but the membership record is.
+// TestPowerCutAfterTheJoin cuts the power after the membership record is synced, but before
+// kubeadm's files are.
 func TestPowerCutAfterTheJoin(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -101,8 +102,8 @@ func TestPowerCutAfterTheJoin(t *testing.T) {
 	wantNoStranger(t, w, "after the join")
 }
 
-// TestOnlyResetMakesABlankMachine: neither a move nor an
-// expired certificate makes a machine blank.
+// TestOnlyResetMakesABlankMachine checks that neither a move nor an expired certificate makes a
+// machine blank.
 func TestOnlyResetMakesABlankMachine(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -144,8 +145,8 @@ func TestOnlyResetMakesABlankMachine(t *testing.T) {
 	}
 }
 
-// TestPowerCutWhileLeaving: remaining credentials do not
-// make the machine a member of the former cluster again.
+// TestPowerCutWhileLeaving checks that remaining credentials do not make the machine a member of
+// the former cluster again.
 func TestPowerCutWhileLeaving(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -171,8 +172,8 @@ func TestPowerCutWhileLeaving(t *testing.T) {
 	}
 }
 
-// TestAnUnreadableRecord: an unreadable membership record,
-// or one of a later release, counts as a record.
+// TestAnUnreadableRecord checks that an unreadable membership record, or one of a later release,
+// counts as a record.
 func TestAnUnreadableRecord(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{"", "{", `{"version":7,"node":{}}`} {

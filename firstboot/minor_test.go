@@ -84,8 +84,9 @@ func (w *world) goneBack(when string, files map[string]string) {
 	}
 }
 
-// TestAnotherMinor: a system with another minor version has kubeadm write kubelet's settings
-// once. Back on the former system, kubelet has its own files with the Site's present arguments.
+// TestAnotherMinor checks that a system with another minor version has kubeadm write kubelet's
+// settings once. Back on the former system, kubelet has its own files with the Site's present
+// arguments.
 func TestAnotherMinor(t *testing.T) {
 	t.Parallel()
 	w, files := beforeUpdate(t)
@@ -124,7 +125,7 @@ func TestAnotherMinor(t *testing.T) {
 	w.goneBack("back again", files)
 }
 
-// TestPatchKeepsSettings: a later image with the same minor version writes nothing.
+// TestPatchKeepsSettings checks that a later image with the same minor version writes nothing.
 func TestPatchKeepsSettings(t *testing.T) {
 	t.Parallel()
 	w, files := beforeUpdate(t)
@@ -135,8 +136,8 @@ func TestPatchKeepsSettings(t *testing.T) {
 	}
 }
 
-// TestAnotherMinorOffline: without an API server kubelet runs with the
-// former settings until one answers.
+// TestAnotherMinorOffline checks that without an API server kubelet runs with the former settings
+// until one answers.
 func TestAnotherMinorOffline(t *testing.T) {
 	t.Parallel()
 	w, files := beforeUpdate(t)
@@ -153,8 +154,8 @@ func TestAnotherMinorOffline(t *testing.T) {
 	w.takenOver("online")
 }
 
-// TestKubeadmFailsToWriteSettings: kubeadm empties a file before it writes it. If it fails in
-// between, the node keeps its credentials and the former settings.
+// TestKubeadmFailsToWriteSettings checks a kubeadm that fails after it has emptied a file and
+// before it has written it. The node keeps its credentials and the former settings.
 func TestKubeadmFailsToWriteSettings(t *testing.T) {
 	t.Parallel()
 	w, files := beforeUpdate(t)
@@ -177,8 +178,8 @@ func TestKubeadmFailsToWriteSettings(t *testing.T) {
 	w.takenOver("later")
 }
 
-// TestPowerCutsOfAnotherMinor: the power is cut before each change on the
-// way to another minor version and back.
+// TestPowerCutsOfAnotherMinor cuts the power before each change on the way to another minor version
+// and back.
 func TestPowerCutsOfAnotherMinor(t *testing.T) {
 	t.Parallel()
 	before, files := beforeUpdate(t)
@@ -226,7 +227,8 @@ func TestPowerCutsOfAnotherMinor(t *testing.T) {
 	}
 }
 
-// TestJoinForgetsFormerKubelet: a machine that joins again has the files of only one kubelet.
+// TestJoinForgetsFormerKubelet checks that a machine that joins again has the files of only one
+// kubelet.
 func TestJoinForgetsFormerKubelet(t *testing.T) {
 	t.Parallel()
 	w, _ := beforeUpdate(t)

@@ -45,8 +45,8 @@ func (w *world) asLoaded(t *testing.T) {
 	}
 }
 
-// TestRollbackOfDNS: a corrected Site has a DNS server that does not
-// answer; the former Site had none.
+// TestRollbackOfDNS checks a corrected Site with a DNS server that does not answer. The former Site
+// had none.
 func TestRollbackOfDNS(t *testing.T) {
 	t.Parallel()
 	w := named(t)
@@ -59,8 +59,8 @@ func TestRollbackOfDNS(t *testing.T) {
 	w.asLoaded(t)
 }
 
-// TestRollbackThatIsKilled: if first boot is killed while it applies or rolls back settings, and
-// runs again in the same boot, it ends with the former ones.
+// TestRollbackThatIsKilled checks that if first boot is killed while it applies or rolls back
+// settings, and runs again in the same boot, it ends with the former ones.
 func TestRollbackThatIsKilled(t *testing.T) {
 	t.Parallel()
 	unit := worldtest.WpaUnit("wlan0")
@@ -130,8 +130,8 @@ func wirelessWorld(t *testing.T, lines ...string) *world {
 
 const wifi = "network: {interfaces: [{name: wlan0, dhcp: true, wifi: {ssid: shop, psk: correct-horse}}]}"
 
-// TestRollbackOfWiFi: a rollback restores the Wi-Fi units too: those that are
-// running now, and those of the next boot.
+// TestRollbackOfWiFi checks that a rollback restores the Wi-Fi units too: those that are running
+// now, and those of the next boot.
 func TestRollbackOfWiFi(t *testing.T) {
 	t.Parallel()
 	unit := worldtest.WpaUnit("wlan0")
@@ -175,8 +175,8 @@ func TestRollbackOfWiFi(t *testing.T) {
 	}
 }
 
-// TestTrialGivesWiFiBack: without an uplink, the former settings, which have no Wi-Fi, do
-// not work either: the Site's Wi-Fi is restored.
+// TestTrialGivesWiFiBack checks that the Site's Wi-Fi is restored after a trial without an uplink.
+// The former settings, without Wi-Fi, do not work either.
 func TestTrialGivesWiFiBack(t *testing.T) {
 	t.Parallel()
 	w := wirelessWorld(t, address("192.0.2.50"))
@@ -198,8 +198,8 @@ func TestTrialGivesWiFiBack(t *testing.T) {
 	}
 }
 
-// TestRemovedSettings: when a setting is removed from a Site, the
-// daemon that has loaded it must reload.
+// TestRemovedSettings checks that when a setting is removed from a Site, the daemon that has loaded
+// it must reload.
 func TestRemovedSettings(t *testing.T) {
 	t.Parallel()
 	w := wirelessWorld(t)
@@ -232,7 +232,7 @@ func TestRemovedSettings(t *testing.T) {
 	}
 }
 
-// TestRemovedDropins: systemd stops using removed drop-ins of the image's yurthub unit.
+// TestRemovedDropins checks that systemd stops using removed drop-ins of the image's yurthub unit.
 func TestRemovedDropins(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)

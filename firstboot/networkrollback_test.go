@@ -44,8 +44,8 @@ func count(names []string, words string) int {
 	return n
 }
 
-// TestPowerCutDuringATrial: a Site with new addresses arrives while the uplink is dead. After
-// any power cut, once the uplink works, these addresses are in effect.
+// TestPowerCutDuringATrial cuts the power after a Site with new addresses arrives while the uplink
+// is dead. Once the uplink works, the new addresses are in effect.
 func TestPowerCutDuringATrial(t *testing.T) {
 	t.Parallel()
 	base := nativeWorld(t, address("192.0.2.50"))
@@ -99,8 +99,8 @@ func cutOnTheWay(t *testing.T, base *world, boot func(*world), look func(w *worl
 	}
 }
 
-// TestPowerCutDuringARollback: the new addresses are wrong. After a power cut at
-// any point, the former ones are in effect.
+// TestPowerCutDuringARollback cuts the power while wrong new addresses are rolled back. After a cut
+// at any point, the former addresses are in effect.
 func TestPowerCutDuringARollback(t *testing.T) {
 	t.Parallel()
 	base := nativeWorld(t, address("192.0.2.50"))
@@ -120,8 +120,8 @@ func TestPowerCutDuringARollback(t *testing.T) {
 	})
 }
 
-// TestDeadUplink: an enrolled node with new addresses and no uplink tries the former ones a
-// few times, then continues with its present ones.
+// TestDeadUplink checks that an enrolled node with new addresses and no uplink tries the former
+// ones a few times, then continues with its present ones.
 func TestDeadUplink(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, address("192.0.2.50"))
@@ -158,7 +158,7 @@ func TestDeadUplink(t *testing.T) {
 	}
 }
 
-// TestCorrectedAfterARollback: a correction removes all of the former settings.
+// TestCorrectedAfterARollback checks that a correction removes all of the former settings.
 func TestCorrectedAfterARollback(t *testing.T) {
 	t.Parallel()
 	const withVLAN = "network: {interfaces: [{name: eth0, addresses: [192.0.2.50/24], vlans: [{id: 7, addresses: [198.51.100.5/24]}]}]}"
@@ -182,7 +182,7 @@ func TestCorrectedAfterARollback(t *testing.T) {
 	}
 }
 
-// TestTrialOfAnotherRoot: a failed trial on one root does not affect another root.
+// TestTrialOfAnotherRoot checks that a failed trial on one root does not affect another root.
 func TestTrialOfAnotherRoot(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, address("192.0.2.50"))
@@ -207,7 +207,8 @@ func TestTrialOfAnotherRoot(t *testing.T) {
 	}
 }
 
-// TestNetworkRollsBack: the corrected settings reach no API server, but the former ones do.
+// TestNetworkRollsBack checks corrected settings that reach no API server, while the former ones
+// do.
 func TestNetworkRollsBack(t *testing.T) {
 	t.Parallel()
 	settings := func(addr string) string {
@@ -261,8 +262,8 @@ func TestAddressChanged(t *testing.T) {
 	}
 }
 
-// TestTwoCards: the node reaches one API server by one network card, and the others by another.
-// It keeps its address, whichever answers first.
+// TestTwoCards checks a node that reaches one API server by one network card, and the others by
+// another card. It keeps its address, whichever API server answers first.
 func TestTwoCards(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -309,8 +310,8 @@ func TestTwoCards(t *testing.T) {
 	}
 }
 
-// TestFirstAddressByTheList: when all API servers answer a new machine, its address
-// is the one towards the first in the list.
+// TestFirstAddressByTheList checks that when all API servers answer a new machine, its address is
+// the one towards the first in the list.
 func TestFirstAddressByTheList(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -333,7 +334,7 @@ func TestFirstAddressByTheList(t *testing.T) {
 	}
 }
 
-// TestRollbackOfDropins: drop-ins and masks count as network settings.
+// TestRollbackOfDropins checks that drop-ins and masks count as network settings.
 func TestRollbackOfDropins(t *testing.T) {
 	t.Parallel()
 	ignition := func(storage string) string {
@@ -397,8 +398,8 @@ func TestRollbackOfDropins(t *testing.T) {
 	}
 }
 
-// TestAddressChangesAfterARollback: DHCP assigns another address while the former settings are
-// in effect. Another Site replaces them nevertheless.
+// TestAddressChangesAfterARollback checks that another Site replaces the former settings, even if
+// DHCP has assigned another address while they were in effect.
 func TestAddressChangesAfterARollback(t *testing.T) {
 	t.Parallel()
 	const dropin = "/etc/systemd/network/30-lan.network.d/10.conf"
@@ -423,8 +424,8 @@ func TestAddressChangesAfterARollback(t *testing.T) {
 	}
 }
 
-// TestRollbackOfPermissions: a file that networkd, which does not run as root,
-// cannot read does not count as the same setting.
+// TestRollbackOfPermissions checks that a file that networkd, which does not run as root, cannot
+// read does not count as the same setting.
 func TestRollbackOfPermissions(t *testing.T) {
 	t.Parallel()
 	const path, networkd = "/etc/systemd/network/30-lan.netdev", 152
@@ -453,8 +454,8 @@ func TestRollbackOfPermissions(t *testing.T) {
 	}
 }
 
-// TestSettingsAreCollectedSafely: links are not followed, and files
-// that no daemon reads are left out.
+// TestSettingsAreCollectedSafely checks that links are not followed, and files that no daemon reads
+// are left out.
 func TestSettingsAreCollectedSafely(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)

@@ -34,8 +34,8 @@ func (w *world) later(d time.Duration) {
 	w.EffectNames, w.Console = nil, nil
 }
 
-// TestNodeOfAControlPlaneNodeIsDeleted: first boot restarts kubelet, which registers only after
-// its start, and marks the new Node. A snapshot is made even without a Node.
+// TestNodeOfAControlPlaneNodeIsDeleted checks that first boot restarts kubelet, which registers
+// only after its start, and marks the new Node. A snapshot is made even without a Node.
 func TestNodeOfAControlPlaneNodeIsDeleted(t *testing.T) {
 	t.Parallel()
 	for name, refused := range map[string]bool{"registers": false, "refused": true} {
@@ -77,8 +77,8 @@ func (w *world) snapshots() (names []string) {
 	return names
 }
 
-// TestNodeOfAWorkerIsDeleted: first boot makes kubelet register again, but only if an API server
-// reports that the Node is missing, and not in another cluster with the same keys.
+// TestNodeOfAWorkerIsDeleted checks that first boot makes kubelet register again, but only if an
+// API server reports that the Node is missing, and not in another cluster with the same keys.
 func TestNodeOfAWorkerIsDeleted(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {

@@ -33,8 +33,8 @@ func (w *world) without(addr string) {
 	w.ExtraAddrs = slices.DeleteFunc(w.ExtraAddrs, func(a machine.InterfaceAddr) bool { return a.Addr.String() == addr })
 }
 
-// TestNodeIPSelects: the node's address is one of the machine's
-// addresses in nodeIP, and does not change while the machine has it.
+// TestNodeIPSelects checks that the node's address is one of the machine's addresses in nodeIP, and
+// does not change while the machine has it.
 func TestNodeIPSelects(t *testing.T) {
 	t.Parallel()
 	for nodeIP, want := range map[string]string{
@@ -74,7 +74,8 @@ func TestNodeIPSelects(t *testing.T) {
 	}
 }
 
-// TestNodeIPOfMadeInterfaces: VLANs, bonds and tunnels that networkd makes count.
+// TestNodeIPOfMadeInterfaces checks that addresses on VLANs, bonds and tunnels that networkd makes
+// count.
 func TestNodeIPOfMadeInterfaces(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, "nodeIP: 10.0.0.0/8", "network: {interfaces: [{name: eth0, dhcp: true, vlans: [{id: 9, dhcp: true}]}]}")
@@ -84,7 +85,8 @@ func TestNodeIPOfMadeInterfaces(t *testing.T) {
 	}
 }
 
-// TestNodeIPOfNoAddress: a new machine reports its addresses, and a node keeps its address.
+// TestNodeIPOfNoAddress checks a nodeIP without a matching address. A new machine reports its
+// addresses, and a node keeps its address.
 func TestNodeIPOfNoAddress(t *testing.T) {
 	t.Parallel()
 	w := twoCards(t, "nodeIP: 172.16.0.0/12")
@@ -111,8 +113,8 @@ func TestNodeIPOfNoAddress(t *testing.T) {
 	}
 }
 
-// TestNodeIPOfTwoFamilies: two subnets select both addresses
-// of a node in a dual-stack cluster.
+// TestNodeIPOfTwoFamilies checks that two subnets select both addresses of a node in a dual-stack
+// cluster.
 func TestNodeIPOfTwoFamilies(t *testing.T) {
 	t.Parallel()
 	w := twoCards(t, "nodeIP: '10.0.0.0/8,fd00::/8'")

@@ -12,8 +12,8 @@ import (
 	"github.com/edgebake/edgebake/firstboot/site"
 )
 
-// TestPendingKeyIsKept: a join failed while the node's CSR was pending. It is repeated with the
-// same key, so kubelet finds its CSR. A reset removes the key.
+// TestPendingKeyIsKept checks a join that failed while the node's CSR was pending. It is repeated
+// with the same key, so kubelet finds its CSR. A reset removes the key.
 func TestPendingKeyIsKept(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)

@@ -40,7 +40,7 @@ func (w *world) plug(site string) {
 	w.Stamp(stickDev, site)
 }
 
-// TestStickFromALaptop: a laptop makes a FAT file system with the slot's label, in an
+// TestStickFromALaptop checks FAT file systems with the slot's label that a laptop makes in an
 // unnamed partition or on the whole device.
 func TestStickFromALaptop(t *testing.T) {
 	t.Parallel()
@@ -84,8 +84,7 @@ func TestStickFromALaptop(t *testing.T) {
 	}
 }
 
-// TestAStickOfManyPartitions: a device may have any number
-// of partitions with the slot's name.
+// TestAStickOfManyPartitions checks a device with very many partitions that have the slot's name.
 func TestAStickOfManyPartitions(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
@@ -144,7 +143,7 @@ func TestWaitsForASiteAndTakesAStick(t *testing.T) {
 	if strings.Contains(w.SlotSite(worldtest.SlotDevice), worldtest.TestToken) {
 		t.Error("the machine's own slot still has the token")
 	}
-	// The stick may stay or be removed, since its Site is used only once.
+	// The stick may stay or be removed, because its Site is used only once.
 	w.PowerOn()
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
@@ -159,7 +158,7 @@ func TestWaitsForASiteAndTakesAStick(t *testing.T) {
 	}
 }
 
-// TestSlowStick: the stick appears only after the phase that reads sticks.
+// TestSlowStick checks a stick that appears only after the phase that reads sticks.
 func TestSlowStick(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -196,8 +195,8 @@ func TestBadSiteOnAStickIsSaid(t *testing.T) {
 	}
 }
 
-// TestStickCorrectsAStoppedMachine: after a permanent failure, first
-// boot continues automatically when a corrected Site is plugged in.
+// TestStickCorrectsAStoppedMachine checks that after a permanent failure, first boot continues
+// automatically when a corrected Site is plugged in.
 func TestStickCorrectsAStoppedMachine(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -218,8 +217,8 @@ func TestStickCorrectsAStoppedMachine(t *testing.T) {
 	}
 }
 
-// TestCards: SD cards and devices on external ports count as sticks, whatever the kernel reports
-// about their medium. The boot disk and soldered storage do not.
+// TestCards checks that SD cards and devices on external ports count as sticks, whatever the kernel
+// reports about their medium. The boot disk and soldered storage do not.
 func TestCards(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

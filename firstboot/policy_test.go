@@ -11,8 +11,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// TestAStrangersStick: an enrolled node applies only repairs from an
-// unsigned stick: no users and no config.ign.
+// TestAStrangersStick checks that an enrolled node applies only repairs from an unsigned stick: no
+// users and no config.ign.
 func TestAStrangersStick(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

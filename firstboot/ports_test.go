@@ -10,8 +10,8 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// TestPortsAreClosedOrYurthubDoesNotRun: if the rules cannot be loaded, the
-// phase fails and yurthub is not started.
+// TestPortsAreClosedOrYurthubDoesNotRun checks that if the rules cannot be loaded, the phase fails
+// and yurthub is not started.
 func TestPortsAreClosedOrYurthubDoesNotRun(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)
@@ -48,8 +48,8 @@ func TestPortsAreClosedOrYurthubDoesNotRun(t *testing.T) {
 	}
 }
 
-// TestKubeletIsHeldWithoutRules: if yurthub is a static pod, kubelet does not start
-// at a boot at which the rules cannot be loaded, nor on a root without rules.
+// TestKubeletIsHeldWithoutRules checks that if yurthub is a static pod, kubelet does not start at a
+// boot at which the rules cannot be loaded, nor on a root without rules.
 func TestKubeletIsHeldWithoutRules(t *testing.T) {
 	for _, exchanged := range []bool{false, true} {
 		w := podWorld(t)
@@ -78,8 +78,8 @@ func TestKubeletIsHeldWithoutRules(t *testing.T) {
 	}
 }
 
-// TestRulesComeBeforeKubelet: on a newly written root, the rules
-// are loaded before kubelet starts.
+// TestRulesComeBeforeKubelet checks that on a newly written root, the rules are loaded before
+// kubelet starts.
 func TestRulesComeBeforeKubelet(t *testing.T) {
 	w := podWorld(t)
 	w.mustBoot()
@@ -92,8 +92,8 @@ func TestRulesComeBeforeKubelet(t *testing.T) {
 	}
 }
 
-// TestOpenPortsIsCutOff: after a power cut at any point,
-// kubelet does not wait for removed rules.
+// TestOpenPortsIsCutOff checks that after a power cut at any point, kubelet does not wait for
+// removed rules.
 func TestOpenPortsIsCutOff(t *testing.T) {
 	whole := podWorld(t)
 	whole.mustBoot()

@@ -14,7 +14,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// TestPowerGoesRightAfterReady: before the token is removed, all of the node's files are synced.
+// TestPowerGoesRightAfterReady checks that before the token is removed, all of the node's files are
+// synced.
 func TestPowerGoesRightAfterReady(t *testing.T) {
 	t.Parallel()
 	for name, world := range map[string]func(*testing.T) *world{
@@ -36,7 +37,7 @@ func TestPowerGoesRightAfterReady(t *testing.T) {
 	}
 }
 
-// TestSyncFails: if syncing fails, the token is kept.
+// TestSyncFails checks that if syncing fails, the token is kept.
 func TestSyncFails(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -60,8 +61,8 @@ func TestSyncFails(t *testing.T) {
 	}
 }
 
-// TestStateDecidesNothing: the next boot does not depend on the contents of
-// state.json after a power cut, or on its existence.
+// TestStateDecidesNothing checks that the next boot does not depend on the contents of state.json
+// after a power cut, or on its existence.
 func TestStateDecidesNothing(t *testing.T) {
 	t.Parallel()
 	for name, newWorld := range map[string]func(*testing.T, ...string) *world{"native": nativeWorld, "edge": edgeWorld} {
@@ -119,8 +120,8 @@ func states(ofNode string) map[string]func(*world) error {
 	}
 }
 
-// TestStateDecidesNoReset: a reset removes the token if its join is
-// complete, whatever state.json contains.
+// TestStateDecidesNoReset checks that a reset removes the token if its join is complete, whatever
+// state.json contains.
 func TestStateDecidesNoReset(t *testing.T) {
 	t.Parallel()
 	machine := edgeWorld(t)
@@ -172,7 +173,7 @@ func TestStateDecidesNoReset(t *testing.T) {
 	}
 }
 
-// TestStateDecidesNoConvert: a convert is rejected only while first boot is running.
+// TestStateDecidesNoConvert checks that a convert is rejected only while first boot is running.
 func TestStateDecidesNoConvert(t *testing.T) {
 	t.Parallel()
 	node := readyNode(t)
@@ -202,8 +203,8 @@ func TestStateDecidesNoConvert(t *testing.T) {
 	}
 }
 
-// TestEnrolledReadsWhatItFinds: an empty, truncated or zeroed
-// certificate does not count as an enrolment.
+// TestEnrolledReadsWhatItFinds checks that an empty, truncated or zeroed certificate does not count
+// as an enrolment.
 func TestEnrolledReadsWhatItFinds(t *testing.T) {
 	t.Parallel()
 	ready := readyNode(t)
@@ -243,8 +244,8 @@ func TestEnrolledReadsWhatItFinds(t *testing.T) {
 	}
 }
 
-// TestRestoreCertificates: the current certificate of each store, after two rotations, is
-// damaged in every way in which a power cut may damage it.
+// TestRestoreCertificates damages the current certificate of each store, after two rotations, in
+// every way in which a power cut may damage it.
 func TestRestoreCertificates(t *testing.T) {
 	t.Parallel()
 	base := newWorld(t, "testdata/machine.txtar")
@@ -305,8 +306,8 @@ func TestRestoreCertificates(t *testing.T) {
 	}
 }
 
-// TestRestoreKubeletsOwnPair: a pair with a damaged file is removed, since
-// kubelet only checks that the files exist.
+// TestRestoreKubeletsOwnPair checks that a pair with a damaged file is removed, because kubelet
+// only checks that the files exist.
 func TestRestoreKubeletsOwnPair(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
@@ -327,8 +328,8 @@ func TestRestoreKubeletsOwnPair(t *testing.T) {
 	}
 }
 
-// TestRotationCutOff: months after the join, the power is cut right after a certificate
-// was rotated: the node recovers without a token.
+// TestRotationCutOff checks that the node recovers without a token if, months after the join, the
+// power is cut right after a certificate was rotated.
 func TestRotationCutOff(t *testing.T) {
 	t.Parallel()
 	w := readyNode(t)

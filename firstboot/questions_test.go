@@ -9,8 +9,8 @@ import (
 	"github.com/edgebake/edgebake/firstboot/worldtest"
 )
 
-// TestQuestionsOfAJoin: the test limits first boot's requests and connections to one API server
-// during a join, since a thousand machines may join at once.
+// TestQuestionsOfAJoin limits first boot's requests and connections to one API server during a
+// join, because a thousand machines may join at once.
 func TestQuestionsOfAJoin(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar", "apiserver.cluster.local") // as kubeadm makes certificates
@@ -27,7 +27,7 @@ func TestQuestionsOfAJoin(t *testing.T) {
 	}
 	const node = "/api/v1/nodes/edge-sn0042"
 	asked := w.Cluster.RequestCounts()
-	// The Node is read for 12 s, since another machine may report as it, and once to check
+	// The Node is read for 12 s, to detect another machine that reports as it, and once to check
 	// that the name is free.
 	if asked[node] > 8 {
 		t.Errorf("the Node is asked for %d times", asked[node])

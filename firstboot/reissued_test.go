@@ -50,7 +50,7 @@ func (w *world) yearsLater(years int) {
 	w.PowerOn()
 }
 
-// TestWorkerTakesTheCAThatWasIssuedAgain: a worker accepts a CA with the same key from
+// TestWorkerTakesTheCAThatWasIssuedAgain checks that a worker accepts a CA with the same key from
 // cluster-info, even of an unauthenticated server. It works after the former CA has expired.
 func TestWorkerTakesTheCAThatWasIssuedAgain(t *testing.T) {
 	t.Parallel()
@@ -111,8 +111,8 @@ func TestWorkerTakesTheCAThatWasIssuedAgain(t *testing.T) {
 	}
 }
 
-// TestWorkerThatMissedTheEndOfTheCA: a worker that was off when the former
-// CA expired accepts the reissued one.
+// TestWorkerThatMissedTheEndOfTheCA checks that a worker that was off when the former CA expired
+// accepts the reissued one.
 func TestWorkerThatMissedTheEndOfTheCA(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -123,8 +123,8 @@ func TestWorkerThatMissedTheEndOfTheCA(t *testing.T) {
 	w.mustBoot()
 }
 
-// TestMasterTakesTheCAsOfItsSite: a control-plane node installs and publishes the CAs of a newer
-// Site, and makes its kubeconfigs again. An older Site does not undo this.
+// TestMasterTakesTheCAsOfItsSite checks that a control-plane node installs and publishes the CAs of
+// a newer Site, and makes its kubeconfigs again. An older Site does not undo this.
 func TestMasterTakesTheCAsOfItsSite(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -201,8 +201,9 @@ func TestMasterTakesTheCAsOfItsSite(t *testing.T) {
 	}
 }
 
-// TestCAsOfAClockThatWasAhead: a computer reissued the CAs while its clock was ahead, and later
-// again with the right clock. A control-plane node with the former CAs installs the later ones.
+// TestCAsOfAClockThatWasAhead checks CAs that a computer reissued while its clock was ahead, and
+// again later with the right clock. A control-plane node with the former CAs installs the later
+// ones.
 func TestCAsOfAClockThatWasAhead(t *testing.T) {
 	t.Parallel()
 	doc := "apiVersion: edgebake.io/v1alpha1\nkind: Cluster\nname: shops\nkubernetesVersion: v1.36.3\nkubeProxy: {mode: none}\nnodes: [{name: shop1}]\nmasters: [{name: m1, address: 192.0.2.11}]\n"
@@ -240,8 +241,8 @@ func TestCAsOfAClockThatWasAhead(t *testing.T) {
 	}
 }
 
-// TestCAOfTheFutureReplacesNone: if a time server has set the clock, a CA that is not valid
-// yet does not replace an earlier issue that is.
+// TestCAOfTheFutureReplacesNone checks that if a time server has set the clock, a CA that is not
+// valid yet does not replace an earlier issue that is.
 func TestCAOfTheFutureReplacesNone(t *testing.T) {
 	t.Parallel()
 	keys := *mintedSites(t, 1)[0].Site.Credentials.Keys

@@ -47,8 +47,8 @@ func (m *controlPlane) wantUsable(when string) {
 	}
 }
 
-// TestRenewalThatFails: if kubeadm fails, a working control plane keeps its certificates, byte
-// for byte, and etcd starts with them after a restart.
+// TestRenewalThatFails checks that if kubeadm fails, a working control plane keeps its
+// certificates, byte for byte, and etcd starts with them after a restart.
 func TestRenewalThatFails(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)
@@ -129,8 +129,8 @@ func TestRenewalThatFails(t *testing.T) {
 	}
 }
 
-// TestRenewalOfABrokenPairThatFails: an unusable certificate is an error until kubeadm can
-// make it again. The others do not change meanwhile.
+// TestRenewalOfABrokenPairThatFails checks that an unusable certificate is an error until kubeadm
+// can make it again. The others do not change meanwhile.
 func TestRenewalOfABrokenPairThatFails(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -153,8 +153,8 @@ func TestRenewalOfABrokenPairThatFails(t *testing.T) {
 	m.bootDone()
 }
 
-// TestKubeletKeepsWhatItCanUse: if only kubelet's kubeconfig is broken, its usable certificate
-// is kept. An expired one is removed, since kubelet would prefer it.
+// TestKubeletKeepsWhatItCanUse checks that if only kubelet's kubeconfig is broken, its usable
+// certificate is kept. An expired one is removed, because kubelet would prefer it.
 func TestKubeletKeepsWhatItCanUse(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)
@@ -183,8 +183,8 @@ func TestKubeletKeepsWhatItCanUse(t *testing.T) {
 	}
 }
 
-// TestPowerCutOfRenewal: a power cut before each effect of a renewal never leaves the control
-// plane without usable certificates, and the next run completes the renewal.
+// TestPowerCutOfRenewal checks that a power cut before each effect of a renewal never leaves the
+// control plane without usable certificates, and the next run completes the renewal.
 func TestPowerCutOfRenewal(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)
@@ -237,8 +237,8 @@ func TestPowerCutOfRenewal(t *testing.T) {
 	}
 }
 
-// TestRenewalOfShortCertificates: certificates of any lifetime are made once, and renewed after
-// half of that time, even if the record of their creation is lost.
+// TestRenewalOfShortCertificates checks that certificates of any lifetime are made once, and
+// renewed after half of that time, even if the record of their creation is lost.
 func TestRenewalOfShortCertificates(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)
@@ -298,8 +298,8 @@ func TestRenewalOfShortCertificates(t *testing.T) {
 	}
 }
 
-// TestRenewalAtTheEndOfACA: certificates that a CA issues in its last months are not renewed
-// again and again, whether they expire before the CA or not. etcd starts with them.
+// TestRenewalAtTheEndOfACA checks that certificates that a CA issues in its last months are not
+// renewed again and again, whether they expire before the CA or not. etcd starts with them.
 func TestRenewalAtTheEndOfACA(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)
@@ -331,8 +331,8 @@ func TestRenewalAtTheEndOfACA(t *testing.T) {
 	}
 }
 
-// TestRenewalWhileKubeletDoesNotRun: pods may be running while systemd restarts kubelet in a
-// loop. They must read renewed certificates too.
+// TestRenewalWhileKubeletDoesNotRun checks that pods that run while systemd restarts kubelet in a
+// loop read renewed certificates too.
 func TestRenewalWhileKubeletDoesNotRun(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)
@@ -352,8 +352,9 @@ func TestRenewalWhileKubeletDoesNotRun(t *testing.T) {
 	}
 }
 
-// TestRenewalWithASpoiltManifest: a manifest that a power cut has truncated prevents neither the
-// restart of the other pods with renewed certificates, nor its own repair in the next phase.
+// TestRenewalWithASpoiltManifest checks that a manifest that a power cut has truncated prevents
+// neither the restart of the other pods with renewed certificates, nor its own repair in the next
+// phase.
 func TestRenewalWithASpoiltManifest(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -377,8 +378,8 @@ func (m *controlPlane) madeTimes() (n int) {
 	return n
 }
 
-// TestCertificatesOfAClockAhead: a PC's clock shows Shanghai's local time, eight hours ahead.
-// Its certificates are made again once a time server has answered.
+// TestCertificatesOfAClockAhead checks a PC whose clock shows Shanghai's local time, eight hours
+// ahead. Its certificates are made again once a time server has answered.
 func TestCertificatesOfAClockAhead(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)
@@ -431,7 +432,7 @@ func TestCertificatesOfAClockAhead(t *testing.T) {
 	}
 }
 
-// TestCertificatesOfAClockBehind: a control-plane node boots with a clock that is behind its
+// TestCertificatesOfAClockBehind checks a control-plane node that boots with a clock behind its
 // certificates. They become valid once a time server answers.
 func TestCertificatesOfAClockBehind(t *testing.T) {
 	t.Parallel()
@@ -461,8 +462,8 @@ func TestCertificatesOfAClockBehind(t *testing.T) {
 	}
 }
 
-// TestClockBehindTheOtherMasters: a control-plane node without a battery, a time server or
-// etcd's data joins a cluster whose certificates start later than its clock shows.
+// TestClockBehindTheOtherMasters checks a control-plane node without a battery, a time server or
+// etcd's data. It joins a cluster whose certificates start later than its clock shows.
 func TestClockBehindTheOtherMasters(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))

@@ -15,7 +15,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// TestReportIsSentAgain: when the node is ready, the report's server does not answer at first.
+// TestReportIsSentAgain checks that the report is sent again if its server does not answer at first
+// when the node is ready.
 func TestReportIsSentAgain(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
@@ -60,8 +61,8 @@ func TestReportIsSentAgain(t *testing.T) {
 	}
 }
 
-// TestReportTellsOfTheBoot: the report has the start of each part of the boot, including first
-// boot's, and the end of systemd's startup, which is known only later.
+// TestReportTellsOfTheBoot checks that the report has the start of each part of the boot, including
+// first boot's, and the end of systemd's startup, which is known only later.
 func TestReportTellsOfTheBoot(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -87,7 +88,7 @@ func TestReportTellsOfTheBoot(t *testing.T) {
 	}
 }
 
-// TestReportGoesThroughTheProxy: the report is sent through the Site's proxy.
+// TestReportGoesThroughTheProxy checks that the report is sent through the Site's proxy.
 func TestReportGoesThroughTheProxy(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, "report: {url: 'https://report.example/'}", "network: {proxy: {https: 'http://proxy.example:3128', noProxy: [.shop.example]}}")

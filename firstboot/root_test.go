@@ -55,8 +55,8 @@ func (w *world) exchangeRoot() {
 	}
 }
 
-// TestExchangedRoot: a new root gets the Site's settings and the
-// machine ID, and the node stays the same.
+// TestExchangedRoot checks that a new root gets the Site's settings and the machine ID, and the
+// node stays the same.
 func TestExchangedRoot(t *testing.T) {
 	t.Parallel()
 	for _, brought := range []struct{ id, how string }{
@@ -102,8 +102,8 @@ func TestExchangedRoot(t *testing.T) {
 	}
 }
 
-// TestExchangedRootOffline: an interrupted boot of a new root is completed by
-// the next boot, even offline: kubelet runs.
+// TestExchangedRootOffline checks that an interrupted boot of a new root is completed by the next
+// boot, even offline: kubelet runs.
 func TestExchangedRootOffline(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -133,8 +133,8 @@ func TestExchangedRootOffline(t *testing.T) {
 	}
 }
 
-// TestExchangedRootOfAnEdgeNode: an edge node boots a new root while no API server answers. It
-// has its yurthub, without which kubelet would run no pods.
+// TestExchangedRootOfAnEdgeNode checks an edge node that boots a new root while no API server
+// answers. It has its yurthub, without which kubelet would run no pods.
 func TestExchangedRootOfAnEdgeNode(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -165,8 +165,8 @@ func TestExchangedRootOfAnEdgeNode(t *testing.T) {
 	}
 }
 
-// TestOwnFileSystems: only the root in use gets its own file system
-// UUID. The other one is not changed.
+// TestOwnFileSystems checks that only the root in use gets its own file system UUID. The other one
+// is not changed.
 func TestOwnFileSystems(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)

@@ -15,8 +15,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
-// TestSpread: a thousand nodes that boot together spread their
-// requests, and no node waits for long.
+// TestSpread checks that a thousand nodes that boot together spread their requests, and no node
+// waits for long.
 func TestSpread(t *testing.T) {
 	t.Parallel()
 	var early, late int
@@ -76,8 +76,8 @@ func TestSpread(t *testing.T) {
 	}
 }
 
-// TestChecksOnlyLook: no Check changes the machine, at its first boot or later.
-// The programs that Checks run only read.
+// TestChecksOnlyLook checks that no Check changes the machine, at its first boot or later. The
+// programs that Checks run only read.
 func TestChecksOnlyLook(t *testing.T) {
 	t.Parallel()
 	for name, world := range map[string]func(*testing.T) *world{
@@ -124,7 +124,7 @@ func TestChecksOnlyLook(t *testing.T) {
 	}
 }
 
-// TestPhasesAreOfOnePass: a phase remembers nothing from an earlier pass.
+// TestPhasesAreOfOnePass checks that a phase remembers nothing from an earlier pass.
 func TestPhasesAreOfOnePass(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")

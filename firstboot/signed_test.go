@@ -49,8 +49,8 @@ const (
 	anIgn   = `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/etc/motd","contents":{"source":"data:,hello"}}]}}`
 )
 
-// TestASignedStick: if a Site is signed with a key of the Image, all of it is applied. With an
-// invalid signature, the stick counts as unsigned.
+// TestASignedStick checks that if a Site is signed with a key of the Image, all of it is applied.
+// With an invalid signature, the stick counts as unsigned.
 func TestASignedStick(t *testing.T) {
 	t.Parallel()
 	key, other := newSiteKey(t), newSiteKey(t)
@@ -111,8 +111,8 @@ func TestASignedStick(t *testing.T) {
 	}
 }
 
-// TestABlankMachineAndSignedSites: the first Site must be signed too. The console
-// reports that its token stays on the stick.
+// TestABlankMachineAndSignedSites checks that the first Site of a blank machine must be signed too,
+// and that the console reports that its token stays on the stick.
 func TestABlankMachineAndSignedSites(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)
@@ -131,7 +131,8 @@ func TestABlankMachineAndSignedSites(t *testing.T) {
 	}
 }
 
-// TestAStampedSlotNeedsNoSignature: the slot on the machine's own disk needs no signature.
+// TestAStampedSlotNeedsNoSignature checks that the slot on the machine's own disk needs no
+// signature.
 func TestAStampedSlotNeedsNoSignature(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -145,8 +146,8 @@ func TestAStampedSlotNeedsNoSignature(t *testing.T) {
 	}
 }
 
-// TestAnOldSignedSite: an old signed Site is not applied again under
-// any policy, not even after a reset.
+// TestAnOldSignedSite checks that an old signed Site is not applied again under any policy, not
+// even after a reset.
 func TestAnOldSignedSite(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)
@@ -180,8 +181,8 @@ func TestAnOldSignedSite(t *testing.T) {
 	}
 }
 
-// TestSignedThroughPowerCuts: after a power cut at any point, the newer signed Site
-// is applied, and the older one never again.
+// TestSignedThroughPowerCuts checks that after a power cut at any point, the newer signed Site is
+// applied, and the older one never again.
 func TestSignedThroughPowerCuts(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)
@@ -211,8 +212,8 @@ func TestSignedThroughPowerCuts(t *testing.T) {
 	}
 }
 
-// TestASignatureFromBeforeTheImage: the date of such a signature counts. The Site replaces none
-// that was stamped later, not even after an unsigned stick in between.
+// TestASignatureFromBeforeTheImage checks that the date of a signature older than the image counts:
+// its Site does not replace one that was stamped later, even after an unsigned stick in between.
 func TestASignatureFromBeforeTheImage(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)
@@ -259,7 +260,8 @@ func TestASignatureFromBeforeTheImage(t *testing.T) {
 	}
 }
 
-// TestAStrangersDate: the date of an unsigned stick does not make a signed Site count as old.
+// TestAStrangersDate checks that the date of an unsigned stick does not make a signed Site count as
+// old.
 func TestAStrangersDate(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)
@@ -288,8 +290,8 @@ func TestAStrangersDate(t *testing.T) {
 	}
 }
 
-// TestAStrangersDateThroughPowerCuts: the dates of two unsigned sticks make no signed Site count
-// as old, but the date of the Site on the disk still does.
+// TestAStrangersDateThroughPowerCuts checks that the dates of two unsigned sticks make no signed
+// Site count as old, but the date of the Site on the disk still does.
 func TestAStrangersDateThroughPowerCuts(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)
@@ -334,8 +336,8 @@ func TestAStrangersDateThroughPowerCuts(t *testing.T) {
 	}
 }
 
-// TestNotBefore: an Image rejects Sites that were signed before its
-// date, on members and on blank machines.
+// TestNotBefore checks that an Image rejects Sites that were signed before its date, on members and
+// on blank machines.
 func TestNotBefore(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)
@@ -363,8 +365,8 @@ func TestNotBefore(t *testing.T) {
 	}
 }
 
-// TestOldSignedSiteBesideASpoiltSlot: if the slot is damaged, or its Site is wrong, the copy of
-// the last Site and its stamping date count: an older signed Site is not applied.
+// TestOldSignedSiteBesideASpoiltSlot checks that if the slot is damaged, or its Site is wrong, the
+// copy of the last Site and its stamping date count: an older signed Site is not applied.
 func TestOldSignedSiteBesideASpoiltSlot(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)
@@ -394,8 +396,8 @@ func TestOldSignedSiteBesideASpoiltSlot(t *testing.T) {
 	}
 }
 
-// TestSlotMadeAgainHasItsDate: a power cut while the token is wiped leaves the slot
-// blank. The restored slot has the Site's date.
+// TestSlotMadeAgainHasItsDate checks a slot left blank by a power cut while the token is wiped.
+// When the slot is restored, it has the Site's date.
 func TestSlotMadeAgainHasItsDate(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)
@@ -429,8 +431,8 @@ func TestSlotMadeAgainHasItsDate(t *testing.T) {
 	}
 }
 
-// TestDateOfTheCopy: when the same Site is stamped again, the copy gets the new date. A copy
-// from a former release gets its date at the next boot.
+// TestDateOfTheCopy checks that when the same Site is stamped again, the copy gets the new date. A
+// copy from a former release gets its date at the next boot.
 func TestDateOfTheCopy(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)

@@ -11,8 +11,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
-// TestStampInTheMiddle: a Site that is stamped while first boot runs is applied as a whole
-// in the next pass. Its token stays until then.
+// TestStampInTheMiddle checks that a Site that is stamped while first boot runs is applied as a
+// whole in the next pass. Its token stays until then.
 func TestStampInTheMiddle(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
@@ -60,7 +60,8 @@ func TestStampInTheMiddle(t *testing.T) {
 	}
 }
 
-// TestSecretsOfTheActiveSite: only the secrets of the active Site are wiped from the slot.
+// TestSecretsOfTheActiveSite checks that only the secrets of the active Site are wiped from the
+// slot.
 func TestSecretsOfTheActiveSite(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -95,7 +96,8 @@ func TestSecretsOfTheActiveSite(t *testing.T) {
 	}
 }
 
-// TestSlotIsReadOncePerPass: a pass over a finished node reads the slot only a few times.
+// TestSlotIsReadOncePerPass checks that a pass over a finished node reads the slot only a few
+// times.
 func TestSlotIsReadOncePerPass(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)

@@ -43,7 +43,8 @@ func enabledUnits(names ...string) string {
 	return `ignition: '{"ignition":{"version":"3.4.0"},"systemd":{"units":[` + strings.Join(units, ",") + `]}}'`
 }
 
-// TestSlowUnitOfTheSite: units that wait for something delay neither later units nor the join.
+// TestSlowUnitOfTheSite checks that units that wait for something delay neither later units nor the
+// join.
 func TestSlowUnitOfTheSite(t *testing.T) {
 	t.Parallel()
 	slow := []string{"a.service", "b.service", "c.service", "d.service", "e.service", "f.service", "g.service", "h.service", "i.service", "j.service", "k.service", "l.service"}
@@ -76,8 +77,8 @@ func TestSlowUnitOfTheSite(t *testing.T) {
 	}
 }
 
-// TestApplyingIsCutOff: an attempt ends while the Site's settings are put into
-// effect. The next attempt completes that.
+// TestApplyingIsCutOff ends an attempt while the Site's settings are put into effect. The next
+// attempt completes that.
 func TestApplyingIsCutOff(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, enabledUnits("a.service", "vpn.service"))
@@ -114,8 +115,8 @@ func TestApplyingIsCutOff(t *testing.T) {
 	}
 }
 
-// TestSlowDaemons: daemons that do not start with the Site's settings use up
-// neither the attempt's time nor the rollback's.
+// TestSlowDaemons checks that daemons that do not start with the Site's settings use up neither the
+// time of the attempt nor that of the rollback.
 func TestSlowDaemons(t *testing.T) {
 	t.Parallel()
 	w := wirelessWorld(t)
@@ -166,8 +167,8 @@ func (w *world) networkd(e *machine.Env, dbus time.Duration) (loaded func() stri
 	return func() string { return has }
 }
 
-// TestDBusComesUpLate: the Site's network settings are in effect
-// as soon as D-Bus runs, not only after the next boot.
+// TestDBusComesUpLate checks that the Site's network settings are in effect as soon as D-Bus runs,
+// not only after the next boot.
 func TestDBusComesUpLate(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, address("192.0.2.50"))
@@ -180,7 +181,7 @@ func TestDBusComesUpLate(t *testing.T) {
 	}
 }
 
-// TestDBusComesUpLateOnANode: an API server's answer does not prove the Site's settings
+// TestDBusComesUpLateOnANode checks that an API server's answer does not prove the Site's settings
 // while networkd still uses the former ones.
 func TestDBusComesUpLateOnANode(t *testing.T) {
 	t.Parallel()

@@ -36,8 +36,8 @@ func (w *world) goesBy(host string) bool {
 
 func day(n int) int64 { return time.Date(2026, 11, n, 0, 0, 0, 0, time.UTC).Unix() }
 
-// TestBackToAFormerSite: one stick brings a Site, another one, and
-// the first again. Each is applied.
+// TestBackToAFormerSite brings a Site on a stick, then another Site, and then the first one again.
+// Each is applied.
 func TestBackToAFormerSite(t *testing.T) {
 	t.Parallel()
 	for _, stamped := range []bool{false, true} {
@@ -66,7 +66,7 @@ func TestBackToAFormerSite(t *testing.T) {
 	}
 }
 
-// TestAnotherSticksComeback: a stick is applied again if another stick was applied
+// TestAnotherSticksComeback checks that a stick is applied again if another stick was applied
 // since, and the first was unplugged meanwhile.
 func TestAnotherSticksComeback(t *testing.T) {
 	t.Parallel()
@@ -86,8 +86,8 @@ func TestAnotherSticksComeback(t *testing.T) {
 	}
 }
 
-// TestStickLeftIn: a stick that stays plugged in does not override a Site that was stamped into
-// the slot later, whether the machine is a node or cannot join.
+// TestStickLeftIn checks that a stick that stays plugged in does not override a Site that was
+// stamped into the slot later, whether the machine is a node or cannot join.
 func TestStickLeftIn(t *testing.T) {
 	t.Parallel()
 	for _, joined := range []bool{true, false} {
@@ -110,8 +110,8 @@ func TestStickLeftIn(t *testing.T) {
 	}
 }
 
-// TestOlderStick: an unknown stick is not applied if it was stamped before the
-// slot's Site. Impossible dates are ignored.
+// TestOlderStick checks that an unknown stick is not applied if it was stamped before the slot's
+// Site. Impossible dates are ignored.
 func TestOlderStick(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
@@ -145,8 +145,8 @@ func TestOlderStick(t *testing.T) {
 	}
 }
 
-// TestStickHelpsALostNode: a stick with the machine's own Site repairs a
-// node that no longer has the token.
+// TestStickHelpsALostNode checks that a stick with the machine's own Site repairs a node that no
+// longer has the token.
 func TestStickHelpsALostNode(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -163,7 +163,7 @@ func TestStickHelpsALostNode(t *testing.T) {
 	}
 }
 
-// TestBadStickBesideAGoodOne: a valid stick is applied even if another stick is invalid.
+// TestBadStickBesideAGoodOne checks that a valid stick is applied even if another stick is invalid.
 func TestBadStickBesideAGoodOne(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
@@ -181,8 +181,8 @@ func TestBadStickBesideAGoodOne(t *testing.T) {
 	}
 }
 
-// TestBadSticks: each invalid stick is reported separately, whether the
-// machine has a Site or waits for one.
+// TestBadSticks checks that each invalid stick is reported separately, whether the machine has a
+// Site or waits for one.
 func TestBadSticks(t *testing.T) {
 	t.Parallel()
 	for _, own := range []bool{true, false} {
@@ -215,7 +215,7 @@ func TestBadSticks(t *testing.T) {
 	}
 }
 
-// TestStickKeepsIgnition: a stick with only a Site does not replace config.ign.
+// TestStickKeepsIgnition checks that a stick with only a Site does not replace config.ign.
 func TestStickKeepsIgnition(t *testing.T) {
 	t.Parallel()
 	const ign = `{"ignition":{"version":"3.5.0"},"passwd":{"users":[{"name":"ops","sshAuthorizedKeys":["ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEpMoGNRS+z8FwDHhSd4GgSaiC6dqU4OHCcmMhtCbL43 ops@desk"]}]}}`
@@ -245,8 +245,8 @@ func TestStickKeepsIgnition(t *testing.T) {
 	}
 }
 
-// TestPowerCutKeepsIgnition: a slot that a power cut has left blank
-// is restored with all of its files.
+// TestPowerCutKeepsIgnition checks that a slot that a power cut has left blank is restored with all
+// of its files.
 func TestPowerCutKeepsIgnition(t *testing.T) {
 	t.Parallel()
 	const ign = `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/etc/motd","contents":{"source":"data:,hello"}}]}}`
@@ -283,8 +283,8 @@ func cutSinceReady(t *testing.T, w *world, look func(cut *world, ignition, at st
 	}
 }
 
-// TestTokenInIgnition: a machine that has not joined rejects an Ignition config that contains
-// the Site's token. A node accepts such a slot, and wipes the token from config.ign too.
+// TestTokenInIgnition checks that a machine that has not joined rejects an Ignition config that
+// contains the Site's token. A node accepts such a slot, and wipes the token from config.ign too.
 func TestTokenInIgnition(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -308,8 +308,8 @@ func tokenInIgnition(source string) string {
 	return `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/etc/probe","mode":384,"contents":{"source":"` + source + `"}}]}}`
 }
 
-// TestResetAndASticksToken: after a reset, a stick that was plugged in
-// does not make the machine join again.
+// TestResetAndASticksToken checks that after a reset, a stick that was plugged in does not make the
+// machine join again.
 func TestResetAndASticksToken(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -330,7 +330,7 @@ func TestResetAndASticksToken(t *testing.T) {
 	if err := w.boot(); err == nil || w.Joins != 1 || !w.ConsoleHas("the Site of stick /dev/sdb1 is ignored: it was plugged in when the machine was reset") {
 		t.Fatalf("%v; kubeadm joined %d times\n%s", err, w.Joins, strings.Join(w.Console, "\n"))
 	}
-	// A stick that is stamped again is applied, since somebody wants that.
+	// A stick that is stamped again is applied, because somebody has requested that.
 	w.stampAt(stickDev, day(20), map[string]string{ondisk.SlotSite: w.Site(worldtest.WithToken)})
 	w.PowerOn()
 	w.mustBoot()
@@ -339,8 +339,8 @@ func TestResetAndASticksToken(t *testing.T) {
 	}
 }
 
-// TestResetBeforeANewStick: a stick with a new Site is applied after
-// a reset. The reset reports that.
+// TestResetBeforeANewStick checks that a stick with a new Site is applied after a reset. The reset
+// reports that.
 func TestResetBeforeANewStick(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -361,8 +361,8 @@ func TestResetBeforeANewStick(t *testing.T) {
 	}
 }
 
-// TestAStrangersDateAndAClockAhead: a fake time server has set the clock ahead, and a stick has
-// a later date. That date does not change the clock once it is right.
+// TestAStrangersDateAndAClockAhead checks a stick with a later date than a clock that a fake time
+// server has set ahead. The date does not change the clock once it is right.
 func TestAStrangersDateAndAClockAhead(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)

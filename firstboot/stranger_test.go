@@ -19,8 +19,8 @@ import (
 
 const strangersKey = "users: [{name: root, sshAuthorizedKeys: [\"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIKHEChAsHYmTqiLyuQ3FqLqWUgFYmWlSTsZKEJpSMEiH x\"]}]"
 
-// TestAStrangerAndALostIdentity: a node with an expired certificate or damaged credentials does
-// not count as blank: an unsigned stick can repair it, but cannot add users.
+// TestAStrangerAndALostIdentity checks that a node with an expired certificate or damaged
+// credentials does not count as blank: an unsigned stick can repair it, but cannot add users.
 func TestAStrangerAndALostIdentity(t *testing.T) {
 	t.Parallel()
 	for name, lose := range map[string]func(*world){
@@ -47,7 +47,7 @@ func TestAStrangerAndALostIdentity(t *testing.T) {
 	}
 }
 
-// TestAStrangersCluster: a node whose Site pins no CA stays in its cluster, whatever API
+// TestAStrangersCluster checks that a node whose Site pins no CA stays in its cluster, whatever API
 // servers and token are on an unsigned stick.
 func TestAStrangersCluster(t *testing.T) {
 	t.Parallel()
@@ -70,8 +70,8 @@ func TestAStrangersCluster(t *testing.T) {
 	}
 }
 
-// TestAStrangersBundle: an attacker's cluster publishes the node's pinned CA in addition to its
-// own. A node with an expired certificate still joins only its own cluster.
+// TestAStrangersBundle checks an attacker's cluster that publishes the node's pinned CA in addition
+// to its own. A node with an expired certificate still joins only its own cluster.
 func TestAStrangersBundle(t *testing.T) {
 	t.Parallel()
 	for name, make := range map[string]func(*testing.T) *world{
@@ -109,8 +109,8 @@ func TestAStrangersBundle(t *testing.T) {
 	}
 }
 
-// TestAMemberJoinsItsOwnClusterAgain: a Site may pin the CAs of several clusters, for machines
-// that have not joined yet. A member only joins its own cluster again.
+// TestAMemberJoinsItsOwnClusterAgain checks a Site that pins the CAs of several clusters, for
+// machines that have not joined yet. A member joins only its own cluster again.
 func TestAMemberJoinsItsOwnClusterAgain(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
@@ -135,8 +135,8 @@ func TestAMemberJoinsItsOwnClusterAgain(t *testing.T) {
 	wantMember(t, w, 2)
 }
 
-// TestAMemberThatFailedToJoinAgain: a failed join has removed the machine's
-// credentials, but not the record of its membership.
+// TestAMemberThatFailedToJoinAgain checks a machine whose failed join has removed its credentials,
+// but not the record of its membership.
 func TestAMemberThatFailedToJoinAgain(t *testing.T) {
 	t.Parallel()
 	for _, pinned := range []bool{true, false} {
@@ -173,8 +173,8 @@ func TestAMemberThatFailedToJoinAgain(t *testing.T) {
 	}
 }
 
-// TestABundleOnTheDisk: a CA without a matching pin is not used. A former release copied it
-// from cluster-info during an unfinished join.
+// TestABundleOnTheDisk checks that a CA without a matching pin is not used. A former release copied
+// it from cluster-info during an unfinished join.
 func TestABundleOnTheDisk(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -211,7 +211,7 @@ func TestABundleOnTheDisk(t *testing.T) {
 	wantMember(t, w, w.Joins)
 }
 
-// TestAStickOfTheFuture: the date of an unsigned stick neither sets a node's clock years
+// TestAStickOfTheFuture checks that the date of an unsigned stick neither sets a node's clock years
 // ahead, nor makes newer Sites count as old.
 func TestAStickOfTheFuture(t *testing.T) {
 	t.Parallel()
@@ -239,8 +239,8 @@ func TestAStickOfTheFuture(t *testing.T) {
 	}
 }
 
-// TestAStrangerAndASpoiltSlot: a node that cannot read its own Site
-// applies nothing from an unsigned stick.
+// TestAStrangerAndASpoiltSlot checks that a node that cannot read its own Site applies nothing from
+// an unsigned stick.
 func TestAStrangerAndASpoiltSlot(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -257,8 +257,8 @@ func TestAStrangerAndASpoiltSlot(t *testing.T) {
 	}
 }
 
-// TestAStrangersKeys: an unsigned stick does not replace the keys of a control-plane node,
-// with a CA or a CA hash in the stick's Site.
+// TestAStrangersKeys checks that an unsigned stick does not replace the keys of a control-plane
+// node, whether its Site has a CA or a CA hash.
 func TestAStrangersKeys(t *testing.T) {
 	t.Parallel()
 	stranger := mintedSites(t, 1)[0].Site.Credentials

@@ -18,7 +18,7 @@ func (w *world) onTrial() {
 	w.Put(trialEntry, "")
 }
 
-// TestOneChangeAtATime: only one change runs at a time, and none runs while the system
+// TestOneChangeAtATime checks that only one change runs at a time, and none runs while the system
 // is on trial. A rejected change has no effect.
 func TestOneChangeAtATime(t *testing.T) {
 	t.Parallel()
@@ -67,8 +67,9 @@ func TestOneChangeAtATime(t *testing.T) {
 	}
 }
 
-// TestTrialWithoutAPIServer: a boot on trial that reaches no API server is neither confirmed nor
-// ended, provided that everything else works. It is confirmed once first boot has seen the Node.
+// TestTrialWithoutAPIServer checks that a boot on trial that reaches no API server is neither
+// confirmed nor ended, provided that everything else works. It is confirmed once first boot has
+// seen the Node.
 func TestTrialWithoutAPIServer(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -107,8 +108,8 @@ func TestTrialWithoutAPIServer(t *testing.T) {
 	}
 }
 
-// TestTrialThatFailsIsNotHeld: a boot on trial that reaches an API server, but whose Node does
-// not become Ready, is not held, even if an earlier run held it.
+// TestTrialThatFailsIsNotHeld checks that a boot on trial that reaches an API server, but whose
+// Node does not become Ready, is not held, even if an earlier run held it.
 func TestTrialThatFailsIsNotHeld(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -126,7 +127,7 @@ func TestTrialThatFailsIsNotHeld(t *testing.T) {
 	}
 }
 
-// TestResetEndsAnUpdate: a reset removes the files of an update.
+// TestResetEndsAnUpdate checks that a reset removes the files of an update.
 func TestResetEndsAnUpdate(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)

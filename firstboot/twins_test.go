@@ -9,8 +9,9 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// TestTwoMachinesWithOneSite: two machines have joined with one Site, and each kubelet
-// overwrites the other's reports. First boot reports this and the fix until one machine is off.
+// TestTwoMachinesWithOneSite checks two machines that have joined with the same Site, so that each
+// kubelet overwrites the other's reports. First boot reports this, with the fix, until one machine
+// is off.
 func TestTwoMachinesWithOneSite(t *testing.T) {
 	t.Parallel()
 	const other = "00000000000000000000000000000002"
@@ -55,7 +56,7 @@ func TestTwoMachinesWithOneSite(t *testing.T) {
 	}
 }
 
-// TestNodeOfAFormerMachine: a Node that existed before shows the former machine with its
+// TestNodeOfAFormerMachine checks that a Node that existed before shows the former machine with its
 // name until this machine's kubelet reports.
 func TestNodeOfAFormerMachine(t *testing.T) {
 	t.Parallel()

@@ -86,7 +86,8 @@ func TestUpdateLeaseIsFree(t *testing.T) {
 	}
 }
 
-// TestTakeUpdateLease: the Lease is acquired once, cannot be acquired by others, and is released.
+// TestTakeUpdateLease checks that the Lease is acquired once, cannot be acquired by others, and is
+// released.
 func TestTakeUpdateLease(t *testing.T) {
 	t.Parallel()
 	m := trio(t)
@@ -149,7 +150,7 @@ func TestTakeUpdateLease(t *testing.T) {
 	}
 }
 
-// TestUpdateLeaseOfAWrittenDisk: the disk of a machine was rewritten during its update. It
+// TestUpdateLeaseOfAWrittenDisk checks a machine whose disk was rewritten during its update. It
 // must not prevent the updates of the others.
 func TestUpdateLeaseOfAWrittenDisk(t *testing.T) {
 	t.Parallel()
@@ -193,8 +194,8 @@ const (
 	laterPods  = "v1.36.5 v1.36.5 v1.36.5"
 )
 
-// TestPatchOfTheControlPlane: each root of a machine runs the control plane
-// of its own image, with the same Site.
+// TestPatchOfTheControlPlane checks that each root of a machine runs the control plane of its own
+// image, with the same Site.
 func TestPatchOfTheControlPlane(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -214,8 +215,8 @@ func TestPatchOfTheControlPlane(t *testing.T) {
 	}
 }
 
-// TestPowerCutOfAPatch: the power is cut before each effect of a new system's first boot. The
-// next boot, of either system, runs that system's control plane.
+// TestPowerCutOfAPatch cuts the power before each effect of a new system's first boot. The next
+// boot, of either system, runs that system's control plane.
 func TestPowerCutOfAPatch(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))

@@ -68,8 +68,8 @@ func (m *controlPlane) usesCard(name string) bool {
 	return strings.Contains(m.Get("/etc/systemd/network/20-edgebake-00.network"), "Name="+name)
 }
 
-// TestControlPlaneNetworkSlip: a corrected Site has the address on a network card without a
-// cable. The former settings are restored, and etcd starts.
+// TestControlPlaneNetworkSlip checks a corrected Site that has the address on a network card
+// without a cable. The former settings are restored, and etcd starts.
 func TestControlPlaneNetworkSlip(t *testing.T) {
 	t.Parallel()
 	for _, hasAddress := range []bool{false, true} {
@@ -100,7 +100,7 @@ func TestControlPlaneNetworkSlip(t *testing.T) {
 	}
 }
 
-// TestControlPlaneSettingsThatAreRight: correct settings are never rolled back.
+// TestControlPlaneSettingsThatAreRight checks that correct settings are never rolled back.
 func TestControlPlaneSettingsThatAreRight(t *testing.T) {
 	t.Parallel()
 	unreachable := syscall.EHOSTUNREACH
@@ -157,8 +157,8 @@ func TestControlPlaneSettingsThatAreRight(t *testing.T) {
 	}
 }
 
-// TestWorkersNetworkComesUpLate: the new settings start to work only while
-// the former ones are tried. They stay.
+// TestWorkersNetworkComesUpLate checks that new settings stay if they start to work only while the
+// former ones are tried.
 func TestWorkersNetworkComesUpLate(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, address("192.0.2.50"))
@@ -173,8 +173,8 @@ func TestWorkersNetworkComesUpLate(t *testing.T) {
 	}
 }
 
-// TestGatewaysOfTheOwnAddress: only gateways on the network card
-// with the machine's address count.
+// TestGatewaysOfTheOwnAddress checks that only gateways on the network card with the machine's
+// address count.
 func TestGatewaysOfTheOwnAddress(t *testing.T) {
 	t.Parallel()
 	site := func(own, address, gateway string) *configs.Site {

@@ -8,8 +8,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// TestVIPInTheCluster: a VIP in the cluster's service ranges is reported, a VIP that is a
-// Service's address is rejected, and unreadable ranges do not stop the node.
+// TestVIPInTheCluster checks that a VIP in the cluster's service ranges is reported, a VIP that is
+// a Service's address is rejected, and unreadable ranges do not stop the node.
 func TestVIPInTheCluster(t *testing.T) {
 	t.Parallel()
 	const inRange, taken = "the VIP 10.103.97.2 is in the cluster's service range", "is the address of the cluster's Service shop/till"
@@ -54,8 +54,8 @@ func TestVIPInTheCluster(t *testing.T) {
 	}
 }
 
-// TestVIPInTheNextCluster: the result of the check in one cluster
-// does not count in another cluster.
+// TestVIPInTheNextCluster checks that the result of the check in one cluster does not count in
+// another cluster.
 func TestVIPInTheNextCluster(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -70,8 +70,8 @@ func TestVIPInTheNextCluster(t *testing.T) {
 	}
 }
 
-// TestServiceTakesTheVIPLater: a Service that gets the VIP later does
-// not stop nodes that have been Ready.
+// TestServiceTakesTheVIPLater checks that a Service that gets the VIP later does not stop nodes
+// that have been Ready.
 func TestServiceTakesTheVIPLater(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)

@@ -25,8 +25,8 @@ type resetConn struct {
 func (c resetConn) Read([]byte) (int, error)    { return 0, c.err }
 func (c resetConn) Write(b []byte) (int, error) { return len(b), nil }
 
-// TestALongWaitIsSaidOnce: connections to the API server are accepted and then reset, each from
-// another port, and some fail differently. The wait is reported once.
+// TestALongWaitIsSaidOnce checks that a wait is reported once, although connections to the API
+// server are accepted and then reset, each from another port, and some fail differently.
 func TestALongWaitIsSaidOnce(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -73,8 +73,8 @@ func TestALongWaitIsSaidOnce(t *testing.T) {
 	}
 }
 
-// TestWhatAPhaseWaitsForIsSaved: the reason for a wait is saved at once when the wait begins; a
-// changed reason is saved a minute later at most.
+// TestWhatAPhaseWaitsForIsSaved checks that the reason for a wait is saved at once when the wait
+// begins; a changed reason is saved a minute later at most.
 func TestWhatAPhaseWaitsForIsSaved(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)

@@ -247,8 +247,8 @@ func TestApply(t *testing.T) {
 	same(t, "second run", s.tree(), got, false)
 }
 
-// TestCorrected: files that a corrected config does not contain are removed,
-// and the original files are restored.
+// TestCorrected checks that a corrected config removes the files that it does not contain, and
+// restores the original files.
 func TestCorrected(t *testing.T) {
 	s := newSystem(t, base)
 	before := s.tree()
@@ -286,7 +286,8 @@ func TestCorrected(t *testing.T) {
 	same(t, "everything taken back", after, before, true)
 }
 
-// TestActivation: if a daemon was not told about a change or a removal, the next Apply tells it.
+// TestActivation checks that the next Apply tells a daemon about a change or a removal of which it
+// was not told.
 func TestActivation(t *testing.T) {
 	s := newSystem(t, base)
 	const file, other = "/etc/sysctl.d/10-site.conf", "/etc/sysctl.d/20-site.conf"
@@ -323,7 +324,7 @@ func TestActivation(t *testing.T) {
 	}
 }
 
-// TestPowerCut: the power is cut before each effect of a first run, and of a correction.
+// TestPowerCut cuts the power before each effect of a first run, and of a correction.
 func TestPowerCut(t *testing.T) {
 	for _, tc := range []struct {
 		name    string

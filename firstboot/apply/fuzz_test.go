@@ -14,8 +14,8 @@ const fuzzConfig = `{"ignition":{"version":"3.5.0"},
   "files":[{"path":"/etc/site/a","contents":{"source":"data:,a"}},{"path":"/etc/append.conf","append":[{"source":"data:,more"}]}],
   "links":[{"path":"/etc/site/l","target":"a"}]}}`
 
-// FuzzAccounts applies a config over account files of any content: it is
-// rejected, or applied, and then a second time without a change.
+// FuzzAccounts applies a config twice to account files of any content. The config is either
+// rejected, or applied, and then the second time changes nothing.
 func FuzzAccounts(f *testing.F) {
 	f.Add([]byte(base["etc/passwd"]), []byte(base["etc/shadow"]), []byte(base["etc/group"]), []byte(base["etc/gshadow"]))
 	f.Add([]byte("ops:x:99999999999999999999::\n:::\nops\n"), []byte("ops\n"), []byte("sudo:x:-1:ops,,ops\n"), []byte("::::::::\n"))
@@ -56,7 +56,7 @@ func FuzzHostileRoot(f *testing.F) {
 			}
 			os.Symlink(l.to, p) // where that is possible
 		}
-		// Removed only now, since the second link may have been made through the first.
+		// Remove the files only now: the second link may have been made through the first.
 		for _, name := range []string{"passwd", "manifest.json", "append.conf"} {
 			os.Remove(filepath.Join(outside, name))
 			if err := os.WriteFile(filepath.Join(outside, name), []byte("theirs"), 0o644); err != nil {

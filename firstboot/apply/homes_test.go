@@ -17,8 +17,8 @@ import (
 const keysOf = `{"ignition":{"version":"3.5.0"},"passwd":{"users":[{"name":"old","sshAuthorizedKeys":[%q]}]},
 	"storage":{"files":[{"path":"/home/old/.config/tool.conf","overwrite":true,"contents":{"source":"data:,%s"}}]}}`
 
-// TestALocalUserDoesNotBecomeRoot: a user puts links to other users' files into his home.
-// His settings are applied without following them.
+// TestALocalUserDoesNotBecomeRoot checks a user who puts links to other users' files into their own
+// home. Their settings are applied without following the links.
 func TestALocalUserDoesNotBecomeRoot(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -102,8 +102,8 @@ func TestALocalUserDoesNotBecomeRoot(t *testing.T) {
 	}
 }
 
-// TestALinksOwnerStaysInPlace: while root makes a link, a user replaces its directory with a
-// link, so that root would set the owner elsewhere. The user must not get any of root's files.
+// TestALinksOwnerStaysInPlace replaces the directory of a link with another link between the
+// moments when root makes the link and sets its owner. The user must not get any of root's files.
 func TestALinksOwnerStaysInPlace(t *testing.T) {
 	if os.Geteuid() != 0 {
 		desk.Lacks(t, "only root gives files away")

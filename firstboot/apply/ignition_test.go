@@ -152,8 +152,8 @@ func runIgnition(t *testing.T, program, root, config string) error {
 	return nil
 }
 
-// TestLikeTheRealIgnition: both programs apply each config to equal systems, and the files are
-// compared. Package apply must reject what it does not support before it changes anything.
+// TestLikeTheRealIgnition applies each config with both programs to equal systems, and compares the
+// files. Package apply must reject unsupported configs before it changes anything.
 func TestLikeTheRealIgnition(t *testing.T) {
 	program := realIgnition(t)
 	ar, err := txtar.ParseFile("testdata/corpus.txtar")
@@ -250,8 +250,8 @@ func compareTrees(t *testing.T, got, want map[string]string) {
 	}
 }
 
-// withoutDates removes the dates of the last password change from /etc/shadow. Package
-// apply writes none, since the clock may be wrong.
+// withoutDates removes the dates of the last password change from /etc/shadow. Package apply writes
+// none, because the clock may be wrong.
 func withoutDates(s string) string {
 	lines := strings.Split(s, "\n")
 	for i, l := range lines {

@@ -150,7 +150,7 @@ func TestWhatAUserPutsInTheWay(t *testing.T) {
 	}
 }
 
-// TestRename: Rename moves a whole directory, and only to a path where nothing exists.
+// TestRename checks that Rename moves a whole directory, and only to a path where nothing exists.
 func TestRename(t *testing.T) {
 	m := newMachine(t)
 	m.do(os.MkdirAll(m.path("/var/from/a"), 0o755))
@@ -168,7 +168,7 @@ func TestRename(t *testing.T) {
 	}
 }
 
-// TestStream: Stream writes the whole file, or leaves the former one.
+// TestStream checks that Stream writes the whole file, or leaves the former one.
 func TestStream(t *testing.T) {
 	m := newMachine(t)
 	m.put("/var/file", "former")
@@ -186,8 +186,8 @@ func TestStream(t *testing.T) {
 	m.has("/var/file", "whole")
 }
 
-// TestNothingIsRemovedElsewhere: removing a path, or changing its owner,
-// never follows a link to other files.
+// TestNothingIsRemovedElsewhere checks that removing a path, or changing its owner, never follows a
+// link to other files.
 func TestNothingIsRemovedElsewhere(t *testing.T) {
 	m := newMachine(t)
 	m.link("/etc/kubernetes/manifests", "home/u/.config")
@@ -211,7 +211,8 @@ func TestNothingIsRemovedElsewhere(t *testing.T) {
 	m.untouched()
 }
 
-// TestRootsLinksAreFollowed: links in directories of root are followed: a system may have them.
+// TestRootsLinksAreFollowed checks that links in root's directories are followed, because a system
+// may have such links.
 func TestRootsLinksAreFollowed(t *testing.T) {
 	m := newMachine(t)
 	m.link("/run", "var/run")
@@ -231,7 +232,7 @@ func TestRootsLinksAreFollowed(t *testing.T) {
 	if err := m.WriteFile("/loop/x", nil, roots); !errors.Is(err, unix.ELOOP) {
 		t.Errorf("a loop: %v", err)
 	}
-	// A link of root's leads to a directory of another user, in which links are not followed.
+	// Root's link leads to another user's directory, where links are not followed.
 	m.link("/etc", "home/u/etc")
 	if _, _, err := m.ReadFile("/var/home/u/etc/shadow"); !errors.Is(err, ErrLink) {
 		t.Errorf("got %v", err)
@@ -249,7 +250,7 @@ func TestRootsLinksAreFollowed(t *testing.T) {
 	m.untouched()
 }
 
-// TestAUserWhoIsQuick exchanges .ssh for a link, and back, while root writes.
+// TestAUserWhoIsQuick replaces .ssh with a link, and back, while root writes.
 func TestAUserWhoIsQuick(t *testing.T) {
 	m := newMachine(t)
 	stop := make(chan bool)
@@ -286,8 +287,8 @@ func TestAUserWhoIsQuick(t *testing.T) {
 	}
 }
 
-// TestSomebodyElsesDirectoryIsNotGivenAway: a user may have moved root's directory into
-// his own home. It must not get his ownership.
+// TestSomebodyElsesDirectoryIsNotGivenAway checks a directory of root that a user has moved into
+// their own home. It must not get that user as its owner.
 func TestSomebodyElsesDirectoryIsNotGivenAway(t *testing.T) {
 	desk.NeedRoot(t, "it gives files to others")
 	m := newMachine(t)
@@ -311,7 +312,7 @@ func TestSomebodyElsesDirectoryIsNotGivenAway(t *testing.T) {
 	if i, err := m.Lstat(keys); err != nil || i.Sys().(*syscall.Stat_t).Uid != user || i.Mode().Perm() != 0o600 {
 		t.Errorf("%+v, %v", i, err)
 	}
-	// A home in a directory of root's does get its user's ownership, with its contents.
+	// In root's directory, a home gets its user as its owner, and is not moved aside.
 	m.do(os.Chown(m.path("home/u"), user+1, user+1))
 	m.do(m.Mkdir("/home/u", Owner{Mode: 0o700, UID: user, GID: user}))
 	if i, err := m.Lstat("/home/u"); err != nil || i.Sys().(*syscall.Stat_t).Uid != user {
@@ -319,7 +320,8 @@ func TestSomebodyElsesDirectoryIsNotGivenAway(t *testing.T) {
 	}
 }
 
-// TestWhatAPowerCutLeaves: the next write removes the temporary file that a power cut left.
+// TestWhatAPowerCutLeaves checks that the next write removes the temporary file that a power cut
+// left.
 func TestWhatAPowerCutLeaves(t *testing.T) {
 	m := newMachine(t)
 	m.put("etc/.a.edgebake-new", "half")

@@ -9,8 +9,8 @@ import (
 	"github.com/edgebake/edgebake/configs/yamltree"
 )
 
-// TestMarkerKeys: an object has the same key whatever its contents are; a second
-// item with the same name gets its own key.
+// TestMarkerKeys checks that an object has the same key whatever its contents are, and that a
+// second item with the same name gets its own key.
 func TestMarkerKeys(t *testing.T) {
 	t.Parallel()
 	all, err := objectsOf([]manifest.File{{Name: "a.yaml", Text: `{apiVersion: apps/v1, kind: Deployment, metadata: {name: a, namespace: b}}

@@ -322,8 +322,8 @@ func memberEtcd(client *http.Client, m configs.ControlPlaneMember) etcdmember.Cl
 	return etcdmember.Client{HTTP: client, URL: "https://" + net.JoinHostPort(m.Address, configs.EtcdClientPort)}
 }
 
-// etcdDisk describes etcd's data on the disk. An unreadable disk is
-// an error, since it may have data.
+// etcdDisk describes etcd's data on the disk. An unreadable disk is an error, because it may have
+// data.
 func etcdDisk(e *machine.Env) (etcdmember.Disk, error) {
 	var d etcdmember.Disk
 	var err error

@@ -12,7 +12,7 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// TestWrite: a variable has its attributes before its value, and can be set twice. A
+// TestWrite checks that a variable has its attributes before its value, and can be set twice. A
 // machine without UEFI returns ErrUnsupported.
 func TestWrite(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "EdgebakeBorn-0")
@@ -32,7 +32,8 @@ func TestWrite(t *testing.T) {
 	}
 }
 
-// TestWriteImmutable: the kernel makes unknown variables immutable.
+// TestWriteImmutable checks that a variable that the kernel has made immutable is written. The
+// kernel does this to unknown variables.
 func TestWriteImmutable(t *testing.T) {
 	desk.NeedRoot(t, "it makes a file immutable")
 	path := filepath.Join(t.TempDir(), "BootNext-0")

@@ -9,7 +9,7 @@ import (
 
 func always() bool { return true }
 
-// TestLook: an answer from any other program than etcd or first boot counts as none.
+// TestLook checks that an answer from any other program than etcd or first boot counts as none.
 // test/cluster tests this with the real etcd.
 func TestLook(t *testing.T) {
 	for name, tt := range map[string]struct {
@@ -50,7 +50,8 @@ func members404(text string) http.Handler {
 	})
 }
 
-// TestServeBlank: the etcd of peers exits on answers that it does not expect.
+// TestServeBlank checks the answers of a machine without data: etcd on other nodes exits on answers
+// that it does not expect.
 func TestServeBlank(t *testing.T) {
 	s := httptest.NewServer(ServeBlank(BlankAnswer("today", false), always))
 	defer s.Close()

@@ -83,7 +83,7 @@ func TestGet(t *testing.T) {
 	}
 }
 
-// TestRedirect: a download by HTTPS is not redirected to plain HTTP.
+// TestRedirect checks that a download by HTTPS is not redirected to plain HTTP.
 func TestRedirect(t *testing.T) {
 	asked := 0
 	plain := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked++ }))
@@ -100,8 +100,8 @@ func TestRedirect(t *testing.T) {
 	}
 }
 
-// TestTalking: a server that stops in the middle of a response
-// does not block the machine forever.
+// TestTalking checks that a server that stops in the middle of a response does not block the
+// machine forever.
 func TestTalking(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, w := io.Pipe()

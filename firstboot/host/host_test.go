@@ -234,8 +234,8 @@ func TestPost(t *testing.T) {
 	}
 }
 
-// TestPostTrusts: with report.caCert only its certificates are trusted,
-// and an invalid one prevents the report.
+// TestPostTrusts checks that with report.caCert only its certificates are trusted, and an invalid
+// one prevents the report.
 func TestPostTrusts(t *testing.T) {
 	srv := httptest.NewTLSServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	defer srv.Close()
@@ -259,8 +259,8 @@ func TestPostTrusts(t *testing.T) {
 	}
 }
 
-// TestPostThroughTheProxy: reports go through the Site's proxy, unless
-// its exceptions include the server.
+// TestPostThroughTheProxy checks that reports go through the Site's proxy, unless its exceptions
+// include the server.
 func TestPostThroughTheProxy(t *testing.T) {
 	got := 0
 	srv := httptest.NewTLSServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { got++ }))
@@ -310,7 +310,7 @@ func TestPostThroughTheProxy(t *testing.T) {
 	}
 }
 
-// TestSlotFile: a file is read from a slot in which its blocks need not be contiguous.
+// TestSlotFile checks that a file is read from a slot in which its blocks need not be contiguous.
 func TestSlotFile(t *testing.T) {
 	img, err := slot.Make(slot.Contents{Info: ondisk.SlotInfo{Version: 1}, Files: map[string][]byte{ondisk.SlotSite: bytes.Repeat([]byte("site: text\n"), 900)}})
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// TestLock: the lock is flock's, which ipvscare uses too.
+// TestLock checks that Lock uses flock, as ipvscare does.
 func TestLock(t *testing.T) {
 	f := Files{Root: t.TempDir()}
 	if err := os.Mkdir(filepath.Join(f.Root, "run"), 0o755); err != nil {

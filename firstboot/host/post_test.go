@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestGetKeepsSecrets: the error of a download contains neither the URL of a redirect, whose
-// query may be a secret, nor the query of the requested URL.
+// TestGetKeepsSecrets checks that the error of a download contains neither the URL of a redirect,
+// whose query may be a secret, nor the query of the requested URL.
 func TestGetKeepsSecrets(t *testing.T) {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		http.Redirect(w, r, "http://127.0.0.1:1/bucket/x.raw.zst?X-Amz-Signature=SECRET", http.StatusFound)
@@ -22,8 +22,8 @@ func TestGetKeepsSecrets(t *testing.T) {
 	}
 }
 
-// TestPostKeepsSecrets: the error of sending a report contains neither the URL of a redirect nor
-// the query of the requested URL.
+// TestPostKeepsSecrets checks that the error of sending a report contains neither the URL of a
+// redirect nor the query of the requested URL.
 func TestPostKeepsSecrets(t *testing.T) {
 	s := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {

@@ -68,7 +68,7 @@ func FuzzKubeadmFlags(f *testing.F) {
 	})
 }
 
-// TestPortUnitsAreValid: systemd-analyze accepts the units that maintain the rules.
+// TestPortUnitsAreValid checks that systemd-analyze accepts the units that maintain the rules.
 func TestPortUnitsAreValid(t *testing.T) {
 	t.Parallel()
 	desk.NeedProgram(t, "systemd-analyze", "systemd")
@@ -86,8 +86,8 @@ func TestPortUnitsAreValid(t *testing.T) {
 	}
 }
 
-// TestRemovedRulesAreMentioned: the timer's service reports rules that were removed,
-// but not at boot, before they are loaded.
+// TestRemovedRulesAreMentioned checks that the timer's service reports rules that were removed, but
+// not at boot, before they are loaded.
 func TestRemovedRulesAreMentioned(t *testing.T) {
 	t.Parallel()
 	desk.NeedProgram(t, "nft", "nftables")
@@ -240,7 +240,7 @@ func TestPortsAsClient(t *testing.T) {
 }
 
 // letIn tries to connect for two seconds: the kernel answers at once if the rules allow it, or
-// never. It tries once more at the end, since the machine may have been busy.
+// never. It tries once more at the end, because the machine may have been busy.
 func letIn(addr string) (bool, error) {
 	to, err := netip.ParseAddrPort(addr)
 	if err != nil {
@@ -273,8 +273,8 @@ func letIn(addr string) (bool, error) {
 	}
 }
 
-// TestPortRules: the kernel applies the rules. The test checks which client reaches which port,
-// over IPv4 and IPv6 and as which user, and which clients reach a user's listener.
+// TestPortRules loads the rules into the kernel, and checks which client reaches which port, over
+// IPv4 and IPv6 and as which user, and which clients reach a user's listener.
 func TestPortRules(t *testing.T) {
 	t.Parallel()
 	for program, pkg := range map[string]string{"nft": "nftables", "ip": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"} {
@@ -340,8 +340,8 @@ func TestPortRules(t *testing.T) {
 	}
 }
 
-// TestNoUserAnswersWithCookies: a user's listener with a full queue answers with SYN cookies,
-// which the kernel sends without a user. Even then, nobody can connect.
+// TestNoUserAnswersWithCookies checks that nobody can connect to a user's listener with a full
+// queue. The kernel then answers with SYN cookies, which belong to no user.
 func TestNoUserAnswersWithCookies(t *testing.T) {
 	t.Parallel()
 	desk.NeedProgram(t, "nft", "nftables")

@@ -6,8 +6,8 @@ import (
 	"unicode/utf8"
 )
 
-// FuzzLoaderText: loaderText decodes any contents of the boot loader's
-// variable to valid text, and ASCII exactly.
+// FuzzLoaderText checks that loaderText decodes any contents of the boot loader's variable to valid
+// text, and ASCII exactly.
 func FuzzLoaderText(f *testing.F) {
 	f.Add([]byte("0F9E2A1C-1B2C-4D5E-8F90-A1B2C3D4E5F6"))
 	f.Add([]byte{6, 0, 0, 0, 0x3d, 0xd8, 0, 0xde, 'a'})

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// TestRetrySaysWhatWasWrong: Retry returns the reason of the last failure, and not the
+// TestRetrySaysWhatWasWrong checks that Retry returns the reason of the last failure, and not the
 // deadline or the error of an interrupted attempt.
 func TestRetrySaysWhatWasWrong(t *testing.T) {
 	t.Parallel()
@@ -49,7 +49,7 @@ func TestRetrySaysWhatWasWrong(t *testing.T) {
 	}
 }
 
-// TestRetryGently: a long wait polls less and less often, but ends only slightly late.
+// TestRetryGently checks that a long wait polls less and less often, but ends only slightly late.
 func TestRetryGently(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {

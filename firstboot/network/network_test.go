@@ -16,8 +16,8 @@ import (
 	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
-// TestPresentAddressInTime: API servers that do not answer, with names that have addresses of
-// both families, do not use up the time to determine the node's address.
+// TestPresentAddressInTime checks that API servers that do not answer, with names that have
+// addresses of both families, do not use up the time to determine the node's address.
 func TestPresentAddressInTime(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()

@@ -16,7 +16,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// TestLogRedacts: no log call prints a secret, even one that becomes known only after With.
+// TestLogRedacts checks that no log call prints a secret, even one that becomes known only after
+// With.
 func TestLogRedacts(t *testing.T) {
 	t.Parallel()
 	r := &Runner{}
@@ -54,8 +55,8 @@ func TestLogRedacts(t *testing.T) {
 	}
 }
 
-// TestStopSpread: a fault has stopped all machines of a fleet. They resume evenly over a quarter
-// of the pause, and watch for another Site meanwhile.
+// TestStopSpread checks a fleet in which one fault has stopped all machines. They resume evenly
+// over a quarter of the pause, and watch for another Site meanwhile.
 func TestStopSpread(t *testing.T) {
 	t.Parallel()
 	const fleet = 1000
@@ -86,7 +87,7 @@ func TestStopSpread(t *testing.T) {
 	}
 }
 
-// TestBackoff: synctest simulates the time between attempts.
+// TestBackoff measures the time between attempts, simulated by synctest.
 func TestBackoff(t *testing.T) {
 	t.Parallel()
 	e := quietEnv(t)
@@ -141,8 +142,8 @@ func TestBackoff(t *testing.T) {
 	}
 }
 
-// TestPhasesOfAnotherSite: errors of a former Site's phases are not
-// shown in the phases of the next Site.
+// TestPhasesOfAnotherSite checks that errors of a former Site's phases are not shown in the phases
+// of the next Site.
 func TestPhasesOfAnotherSite(t *testing.T) {
 	phase := func(names ...string) (list []Phase) {
 		for _, name := range names {
@@ -169,8 +170,8 @@ func TestPhasesOfAnotherSite(t *testing.T) {
 	}
 }
 
-// TestWordsOfAStranger: text from other sources that first boot prints cannot
-// control the console's terminal or systemd.
+// TestWordsOfAStranger checks that text from other sources that first boot prints cannot control
+// the console's terminal or systemd.
 func TestWordsOfAStranger(t *testing.T) {
 	t.Parallel()
 	var out []string

@@ -9,8 +9,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// TestWhatAStickMayChange: every field of the stick's Site differs from the machine's, so a
-// new field is rejected until the policy allows it.
+// TestWhatAStickMayChange checks which fields of a stick's Site are accepted. All of them differ
+// from the machine's, so a new field is rejected until the policy permits it.
 func TestWhatAStickMayChange(t *testing.T) {
 	t.Parallel()
 	var old, next configs.Site

@@ -47,8 +47,9 @@ func spoil(t *testing.T, l *slowLine) func(context.Context, string, http.Header,
 	}
 }
 
-// TestMaxBytes: the update downloads at most --max-bytes, whatever the server does. The image's
-// description counts each time, and so do requests and answers that are not read to their end.
+// TestMaxBytes checks that the update downloads at most --max-bytes, whatever the server does. The
+// image's description counts each time, and so do requests and answers that are not read to their
+// end.
 func TestMaxBytes(t *testing.T) {
 	for most := int64(256 << 10); most <= 64<<20; most *= 2 {
 		b := newBox(t)
@@ -65,8 +66,8 @@ func TestMaxBytes(t *testing.T) {
 	}
 }
 
-// TestMaxBytesSurvivesPowerCuts: an order's limit applies to all of its attempts together, even
-// after power cuts. The record never shows less than was downloaded.
+// TestMaxBytesSurvivesPowerCuts checks that an order's limit applies to all of its attempts
+// together, even after power cuts. The record never shows less than was downloaded.
 func TestMaxBytesSurvivesPowerCuts(t *testing.T) {
 	b := newOrdered(t)
 	b.give("max-bytes=100M")
@@ -107,8 +108,8 @@ func TestMaxBytesSurvivesPowerCuts(t *testing.T) {
 	}
 }
 
-// TestMaxBytesAfterOneCut: after a power cut an order can use the rest
-// of its limit, minus one reservation.
+// TestMaxBytesAfterOneCut checks that an order can use the rest of its limit after a power cut,
+// minus one reservation.
 func TestMaxBytesAfterOneCut(t *testing.T) {
 	b := newOrdered(t)
 	b.give("max-bytes=8M")

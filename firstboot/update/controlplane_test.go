@@ -253,7 +253,7 @@ func (m *controlPlaneBox) snapshots() int {
 	return len(all)
 }
 
-// TestUpdateOfAControlPlane: a control-plane node holds the Lease from before its boot
+// TestUpdateOfAControlPlane checks that a control-plane node holds the Lease from before its boot
 // entry is written until the new system is kept.
 func TestUpdateOfAControlPlane(t *testing.T) {
 	m := newControlPlaneBox(t)
@@ -284,8 +284,8 @@ func TestUpdateOfAControlPlane(t *testing.T) {
 	}
 }
 
-// TestControlPlaneGoesBack: after it has returned to the former
-// system, the node does not hold the Lease.
+// TestControlPlaneGoesBack checks that the node does not hold the Lease after it has returned to
+// the former system.
 func TestControlPlaneGoesBack(t *testing.T) {
 	m := newControlPlaneBox(t)
 	if err := m.update(); err != nil {
@@ -304,8 +304,8 @@ func TestControlPlaneGoesBack(t *testing.T) {
 	}
 }
 
-// TestControlPlaneWaits: some reasons delay an update before any change, others before the boot
-// entry is written. The node then holds no Lease, and the same command continues.
+// TestControlPlaneWaits checks that some reasons delay an update before any change, others before
+// the boot entry is written. The node then holds no Lease, and the same command continues.
 func TestControlPlaneWaits(t *testing.T) {
 	for _, c := range []struct {
 		name, want    string
@@ -355,8 +355,8 @@ func TestControlPlaneWaits(t *testing.T) {
 	}
 }
 
-// TestPowerCutsOfAControlPlane: the power is cut at each change after the Lease is acquired. The
-// new boot entry never exists without the Lease, and the same command continues.
+// TestPowerCutsOfAControlPlane cuts the power at each change after the Lease is acquired. The new
+// boot entry never exists without the Lease, and the same command continues.
 func TestPowerCutsOfAControlPlane(t *testing.T) {
 	whole, first, last := newControlPlaneBox(t), 0, 0
 	err := Update(t.Context(), whole.env(), Options{Image: whole.inside("cp.raw.zst")}, func(s run.Step) {

@@ -140,7 +140,7 @@ func bake(t *testing.T, imgs ...imagetest.Image) *prebake.Result {
 type withImages struct {
 	*box
 	live *store.Live
-	// unmerged: UnitMerge fails.
+	// unmerged means that UnitMerge fails.
 	unmerged bool
 }
 
@@ -309,8 +309,8 @@ func listing(t testing.TB, root string, id uint64) string {
 	return out.String()
 }
 
-// TestImages: container images are part of an update. Only new layers are downloaded, and of
-// these only the chunks that are not on the disk.
+// TestImages checks that container images are part of an update. Only new layers are downloaded,
+// and of these only the chunks that are not on the disk.
 func TestImages(t *testing.T) {
 	b, s := newWithImages(t), serve(t, "withnew.raw.zst")
 	before := b.images()
@@ -344,8 +344,8 @@ func TestImages(t *testing.T) {
 	}
 }
 
-// TestImagesInterrupted: an update that fails or is interrupted before the images are complete
-// changes nothing that is in use. Downloaded data is not downloaded again.
+// TestImagesInterrupted checks that an update that fails or is interrupted before the images are
+// complete changes nothing that is in use. Downloaded data is not downloaded again.
 func TestImagesInterrupted(t *testing.T) {
 	b, s := newWithImages(t), serve(t, "withnew.raw.zst")
 	b.unmerged = true
@@ -404,8 +404,8 @@ func TestImagesPowerCuts(t *testing.T) {
 	t.Logf("%d of %d points", cuts, all)
 }
 
-// TestImagesRejected: problems of an image's container images are
-// reported before anything is written.
+// TestImagesRejected checks that problems of an image's container images are reported before
+// anything is written.
 func TestImagesRejected(t *testing.T) {
 	for _, c := range []struct {
 		name, image string
@@ -436,8 +436,8 @@ func TestImagesRejected(t *testing.T) {
 	}
 }
 
-// TestImagesHostile: an image whose store does not match its records is rejected,
-// and the machine's store is not changed.
+// TestImagesHostile checks that an image whose store does not match its records is rejected, and
+// the machine's store is not changed.
 func TestImagesHostile(t *testing.T) {
 	for name, want := range map[string]string{
 		"otherblob": "has 2 bytes, but meta.db says",
@@ -458,8 +458,8 @@ func TestImagesHostile(t *testing.T) {
 	}
 }
 
-// TestReleaseImages: once the new system is kept, kubelet may remove the former images. If the
-// machine returns to the former system, kubelet may remove the new ones.
+// TestReleaseImages checks that once the new system is kept, kubelet may remove the former images.
+// If the machine returns to the former system, kubelet may remove the new ones.
 func TestReleaseImages(t *testing.T) {
 	b := newWithImages(t)
 	if err := b.order(Options{Image: b.inside("withnew.raw.zst")}); err != nil {

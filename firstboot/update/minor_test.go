@@ -67,7 +67,7 @@ func names(pods []api.Pod) (out []string) {
 	return out
 }
 
-// TestAdmitKubelet: the cluster supports only some minor versions of kubelet.
+// TestAdmitKubelet checks which minor versions of kubelet the cluster supports.
 func TestAdmitKubelet(t *testing.T) {
 	for _, c := range []struct {
 		name, version, other, want string
@@ -120,7 +120,7 @@ func TestAdmitKubelet(t *testing.T) {
 	}
 }
 
-// TestDrain: an update to another minor version evicts the pods that a controller would
+// TestDrain checks that an update to another minor version evicts the pods that a controller would
 // recreate, and then restarts. Once the new system is kept, the Node is schedulable again.
 func TestDrain(t *testing.T) {
 	b := newBox(t)
@@ -164,8 +164,8 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// TestUncordonAfterFailure: after a bad system, the former one makes its Node
-// schedulable again as soon as possible.
+// TestUncordonAfterFailure checks that the former system makes its Node schedulable again as soon
+// as possible after the new system has failed.
 func TestUncordonAfterFailure(t *testing.T) {
 	b := newBox(t)
 	c, e := b.member("v1.37.2")
@@ -185,7 +185,7 @@ func TestUncordonAfterFailure(t *testing.T) {
 	}
 }
 
-// TestCordonOfOthers: a Node that somebody else has made unschedulable stays so.
+// TestCordonOfOthers checks that a Node that somebody else has made unschedulable stays so.
 func TestCordonOfOthers(t *testing.T) {
 	b := newBox(t)
 	c, e := b.member("v1.37.2")
@@ -199,8 +199,8 @@ func TestCordonOfOthers(t *testing.T) {
 	}
 }
 
-// TestPodsThatStay: pods that do not leave prevent the restart, and the Node becomes
-// schedulable again. With --no-drain, no pod is evicted.
+// TestPodsThatStay checks that an update does not restart the machine if pods do not leave, and
+// that the Node becomes schedulable again. With --no-drain, no pod is evicted.
 func TestPodsThatStay(t *testing.T) {
 	b := newBox(t)
 	c, e := b.member("v1.37.2")
@@ -215,7 +215,7 @@ func TestPodsThatStay(t *testing.T) {
 	}
 }
 
-// TestUncordonWhilePending: if the API server fails while pods leave, the Node becomes
+// TestUncordonWhilePending checks that if the API server fails while pods leave, the Node becomes
 // schedulable once it answers again, even while the new system waits for a restart.
 func TestUncordonWhilePending(t *testing.T) {
 	b := newBox(t)
@@ -247,7 +247,7 @@ func TestUncordonWhilePending(t *testing.T) {
 	}
 }
 
-// TestUncordonWithoutRestart: if the restart fails, the Node becomes schedulable again.
+// TestUncordonWithoutRestart checks that if the restart fails, the Node becomes schedulable again.
 func TestUncordonWithoutRestart(t *testing.T) {
 	b := newBox(t)
 	c, e := b.member("v1.37.2")
@@ -257,7 +257,8 @@ func TestUncordonWithoutRestart(t *testing.T) {
 	}
 }
 
-// TestUncordonFirst: other failures at the end of an update do not keep the Node unschedulable.
+// TestUncordonFirst checks that other failures at the end of an update do not keep the Node
+// unschedulable.
 func TestUncordonFirst(t *testing.T) {
 	b := newBox(t)
 	c, e := b.member("v1.37.2")
@@ -276,8 +277,8 @@ func TestUncordonFirst(t *testing.T) {
 	}
 }
 
-// TestLaterCordonOfOthers: if the update could not make the Node unschedulable, it
-// does not undo somebody else's later change.
+// TestLaterCordonOfOthers checks that if the update could not make the Node unschedulable, it does
+// not undo somebody else's later change.
 func TestLaterCordonOfOthers(t *testing.T) {
 	b := newBox(t)
 	c, e := b.member("v1.37.2")

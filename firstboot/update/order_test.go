@@ -180,8 +180,8 @@ func (b *ordered) give(words ...string) {
 	b.annotations[order.AnnotationOrder] = strings.Join(append([]string{imageURL + "@sha256:" + goldenOf(b.t, "new.raw.zst")}, words...), " ")
 }
 
-// TestOrder: an order is carried out once. Its state is reported until
-// the machine keeps the new system.
+// TestOrder checks that an order is carried out once. Its state is reported until the machine keeps
+// the new system.
 func TestOrder(t *testing.T) {
 	b := newOrdered(t)
 	b.must()
@@ -229,8 +229,8 @@ func TestOrder(t *testing.T) {
 	b.says(order.StateDone, alreadyRuns)
 }
 
-// TestOrderOfTheSameImage: the machine already runs the ordered
-// image, and has no record of that.
+// TestOrderOfTheSameImage checks an order for the image that the machine runs already, of which it
+// has no record.
 func TestOrderOfTheSameImage(t *testing.T) {
 	b := newOrdered(t)
 	b.images = newLine(b.box, "old.raw.zst")
@@ -242,8 +242,8 @@ func TestOrderOfTheSameImage(t *testing.T) {
 	}
 }
 
-// TestOrderOfABadSystem: if a system fails its trial, its order has
-// failed, and is not retried automatically.
+// TestOrderOfABadSystem checks that if a system fails its trial, its order has failed, and is not
+// retried automatically.
 func TestOrderOfABadSystem(t *testing.T) {
 	b := newOrdered(t)
 	b.give()
@@ -267,8 +267,8 @@ func TestOrderOfABadSystem(t *testing.T) {
 	b.updated()
 }
 
-// TestOrderHeld: with hold, the machine downloads everything and waits. It
-// restarts once hold is removed from the order.
+// TestOrderHeld checks that with hold, the machine downloads everything and waits. It restarts once
+// hold is removed from the order.
 func TestOrderHeld(t *testing.T) {
 	b := newOrdered(t)
 	b.give("hold")
@@ -302,8 +302,8 @@ func TestOrderHeld(t *testing.T) {
 	}
 }
 
-// TestOrderWithdrawn: an order that is withdrawn, changed or halted before
-// the boot entry is written is stopped.
+// TestOrderWithdrawn checks that an order that is withdrawn, changed or halted before the boot
+// entry is written is stopped.
 func TestOrderWithdrawn(t *testing.T) {
 	for name, change := range map[string]func(b *ordered){
 		"withdrawn": func(b *ordered) { delete(b.annotations, order.AnnotationOrder) },
@@ -347,7 +347,8 @@ func TestOrderWithdrawn(t *testing.T) {
 	}
 }
 
-// TestOrderRejected: an order can do nothing that the command without --unsigned could not do.
+// TestOrderRejected checks that an order can do nothing that the command without --unsigned could
+// not do.
 func TestOrderRejected(t *testing.T) {
 	golden := "@sha256:" + strings.Repeat("ab", 32)
 	for name, c := range map[string]struct {
@@ -410,8 +411,8 @@ func TestOrderRejected(t *testing.T) {
 	}
 }
 
-// TestOrderRetries: if the connection stays down, the number of attempts is
-// limited. A new order starts counting again.
+// TestOrderRetries checks that if the connection stays down, the number of attempts is limited. A
+// new order starts counting again.
 func TestOrderRetries(t *testing.T) {
 	b := newOrdered(t)
 	b.give()
@@ -434,7 +435,7 @@ func TestOrderRetries(t *testing.T) {
 	b.updated()
 }
 
-// TestOrderWaits: while another change runs on the machine, an order waits for its end.
+// TestOrderWaits checks that an order waits while another change of the machine runs.
 func TestOrderWaits(t *testing.T) {
 	b := newOrdered(t)
 	b.give()
@@ -448,7 +449,8 @@ func TestOrderWaits(t *testing.T) {
 	b.updated()
 }
 
-// TestOrderOffline: if no API server answers, nothing happens, and no order is committed.
+// TestOrderOffline checks that if no API server answers, nothing happens, and no order is
+// committed.
 func TestOrderOffline(t *testing.T) {
 	b := newOrdered(t)
 	b.give()
@@ -472,7 +474,8 @@ func TestOrderOffline(t *testing.T) {
 	b.updated()
 }
 
-// TestOrderPowerCuts: after a power cut the next run continues, and no byte is fetched twice.
+// TestOrderPowerCuts checks that after a power cut the next run continues, and no byte is fetched
+// twice.
 func TestOrderPowerCuts(t *testing.T) {
 	b := newOrdered(t)
 	b.give()
@@ -502,8 +505,8 @@ func TestOrderPowerCuts(t *testing.T) {
 	}
 }
 
-// TestOrderMetered: on a metered link an idle machine reads its Node once
-// an hour, and reports changes at once.
+// TestOrderMetered checks that on a metered link an idle machine reads its Node once an hour, and
+// reports changes at once.
 func TestOrderMetered(t *testing.T) {
 	b := newOrdered(t)
 	b.site = []string{"ipvs: {profile: metered}"}
@@ -533,8 +536,8 @@ func TestOrderMetered(t *testing.T) {
 	b.says(order.StateDone, "")
 }
 
-// TestOrderWithoutNode: a machine that is not a node carries out no
-// order. A damaged record counts as none.
+// TestOrderWithoutNode checks that a machine that is not a node carries out no order. A damaged
+// record counts as none.
 func TestOrderWithoutNode(t *testing.T) {
 	b := newOrdered(t)
 	b.put(OrderFile, "{")
@@ -551,8 +554,8 @@ func TestOrderWithoutNode(t *testing.T) {
 	}
 }
 
-// TestOrderHeldForDays: long holds, and nightly power cuts during them, use up no attempts and
-// download nothing. Other changes of the machine are possible meanwhile.
+// TestOrderHeldForDays checks that long holds, and nightly power cuts during them, use up no
+// attempts and download nothing. Other changes of the machine are possible meanwhile.
 func TestOrderHeldForDays(t *testing.T) {
 	for _, off := range []bool{false, true} {
 		b := newOrdered(t)
@@ -590,8 +593,8 @@ func TestOrderHeldForDays(t *testing.T) {
 	}
 }
 
-// TestOrderConfirmedLate: once everything is downloaded, nightly power cuts
-// before hold is read use up no attempts.
+// TestOrderConfirmedLate checks that once everything is downloaded, nightly power cuts before hold
+// is read use up no attempts.
 func TestOrderConfirmedLate(t *testing.T) {
 	b := newOrdered(t)
 	b.give()
@@ -613,7 +616,8 @@ func TestOrderConfirmedLate(t *testing.T) {
 	b.updated()
 }
 
-// TestOrderHeldLeavesTheLock: an update from a stick is possible while an order is on hold.
+// TestOrderHeldLeavesTheLock checks that an update from a stick is possible while an order is on
+// hold.
 func TestOrderHeldLeavesTheLock(t *testing.T) {
 	b := newOrdered(t)
 	locked := false

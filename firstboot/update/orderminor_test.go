@@ -38,7 +38,7 @@ func orderedMinor(t *testing.T) (b *box, c *worldtest.Cluster, e *machine.Env, a
 	return b, c, e, func(key, value string) { annotations[key] = value }
 }
 
-// TestOrderHaltedInDrain: once the boot entry is written, a halt is too late: the machine
+// TestOrderHaltedInDrain checks that a halt is too late once the boot entry is written: the machine
 // restarts, and the order is done when the new system is kept.
 func TestOrderHaltedInDrain(t *testing.T) {
 	for _, fails := range []bool{false, true} {
@@ -69,7 +69,7 @@ func TestOrderHaltedInDrain(t *testing.T) {
 	}
 }
 
-// TestOrderVersionAway: while no API server reports its version, an order waits.
+// TestOrderVersionAway checks that an order waits while no API server reports its version.
 func TestOrderVersionAway(t *testing.T) {
 	b, _, e, _ := orderedMinor(t)
 	away, dial := true, e.Dial
@@ -90,7 +90,7 @@ func TestOrderVersionAway(t *testing.T) {
 	}
 }
 
-// TestOrderWithoutDrain: with no-drain, an order leaves the pods where they are.
+// TestOrderWithoutDrain checks that with no-drain, an order leaves the pods where they are.
 func TestOrderWithoutDrain(t *testing.T) {
 	b, c, e, annotate := orderedMinor(t)
 	c.Pods = append(c.Pods, pod("guarded", "StatefulSet"))
@@ -101,8 +101,8 @@ func TestOrderWithoutDrain(t *testing.T) {
 	}
 }
 
-// TestUncordonAfterKill: an update was killed while pods left. The next check for orders makes
-// the Node schedulable again, unless an update is running.
+// TestUncordonAfterKill checks an update that was killed while pods left. The next check for orders
+// makes the Node schedulable again, unless an update is running.
 func TestUncordonAfterKill(t *testing.T) {
 	b, c, e, annotate := orderedMinor(t)
 	annotate(order.AnnotationOrder, "")

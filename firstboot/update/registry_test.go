@@ -111,7 +111,8 @@ func (b *box) from(image string, o Options) error {
 	return Update(b.t.Context(), e, o, func(s run.Step) { b.steps = append(b.steps, s.Name+" "+s.Status+" "+s.Detail) })
 }
 
-// TestRegistry: an image that edgebake has pushed, in one part or several, can be installed.
+// TestRegistry checks that an image that edgebake has pushed, in one part or several, can be
+// installed.
 func TestRegistry(t *testing.T) {
 	b, s := newBox(t), newRegistry(t)
 	ref, err := order.ParseRegistry(s.image())
@@ -175,7 +176,8 @@ func (s *fakeRegistry) locked(scheme string) (tokens *int) {
 			w.WriteHeader(http.StatusUnauthorized)
 		case strings.Contains(r.URL.Path, "/blobs/"):
 			left--
-			// The host name differs, since a client may send the token to another port of the same host.
+			// The host name differs, because a client may send the token to another port of the
+			// same host.
 			http.Redirect(w, r, strings.Replace(store.URL, "127.0.0.1", "localhost", 1)+r.URL.Path+"?signature=x", http.StatusTemporaryRedirect)
 		default:
 			inner.ServeHTTP(w, r)
@@ -214,8 +216,8 @@ func TestRegistryLogin(t *testing.T) {
 	}
 }
 
-// TestRegistryRejected: problems of a registry or its image are reported
-// with a reason, and nothing is changed.
+// TestRegistryRejected checks that problems of a registry or its image are reported with a reason,
+// and nothing is changed.
 func TestRegistryRejected(t *testing.T) {
 	for name, c := range map[string]struct {
 		image, want string
@@ -281,7 +283,7 @@ func TestRegistryRejected(t *testing.T) {
 	}
 }
 
-// TestOrderFromRegistry: an order may name an image in a registry.
+// TestOrderFromRegistry checks that an order may name an image in a registry.
 func TestOrderFromRegistry(t *testing.T) {
 	b, s := newOrdered(t), newRegistry(t)
 	s.inParts("new.raw.zst", 3)

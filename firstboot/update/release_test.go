@@ -59,8 +59,8 @@ func (b *box) espInfo() (i ondisk.ImageInfo) {
 	return i
 }
 
-// TestRelease: once the new system is kept, and not before, the EFI system partition describes
-// it, with this disk's partitions. Downloaded files are then removed.
+// TestRelease checks that once the new system is kept, and not before, the EFI system partition
+// describes it, with this disk's partitions. Downloaded files are then removed.
 func TestRelease(t *testing.T) {
 	b := newBox(t)
 	flashed := b.espInfo()
@@ -100,8 +100,9 @@ func TestRelease(t *testing.T) {
 	}
 }
 
-// TestReleaseOfAFailedUpdate: after the last try, the EFI system partition still describes the
-// former system, and the failure is reported. An interrupted update keeps its downloaded files.
+// TestReleaseOfAFailedUpdate checks that after the last try, the EFI system partition still
+// describes the former system, and the failure is reported. An interrupted update keeps its
+// downloaded files.
 func TestReleaseOfAFailedUpdate(t *testing.T) {
 	b := newBox(t)
 	name := b.inside("new.raw.zst")
@@ -136,7 +137,7 @@ func TestReleaseOfAFailedUpdate(t *testing.T) {
 	b.updated()
 }
 
-// TestProvenOffline: a boot on trial without an API server proves nothing, unless the
+// TestProvenOffline checks that a boot on trial without an API server proves nothing, unless the
 // machine reached none at the update either.
 func TestProvenOffline(t *testing.T) {
 	for _, online := range []bool{true, false} {
@@ -159,7 +160,8 @@ func TestProvenOffline(t *testing.T) {
 	}
 }
 
-// TestStatus: the status shows the progress of a running update, and nothing after its end.
+// TestStatus checks that the status shows the progress of a running update, and nothing after its
+// end.
 func TestStatus(t *testing.T) {
 	b := newBox(t)
 	l := newLine(b, "new.raw.zst")
@@ -189,7 +191,7 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// TestAdmit has images that a machine rejects, in addition to those of TestRejected.
+// TestAdmit checks images that a machine rejects, in addition to those of TestRejected.
 func TestAdmit(t *testing.T) {
 	s := &system{image: ondisk.ImageInfo{Plan: oldPlan, Arch: "amd64", Kubernetes: "v1.36.3"}, target: &machine.Partition{Label: ondisk.LabelRootB, Size: 1 << 30}}
 	next := ondisk.ImageInfo{Plan: newPlan, Arch: "amd64", Kubernetes: "v1.36.4"}
@@ -216,7 +218,7 @@ func TestAdmit(t *testing.T) {
 	}
 }
 
-// TestMachineTakesNone has machines that cannot be updated.
+// TestMachineTakesNone checks machines that cannot be updated.
 func TestMachineTakesNone(t *testing.T) {
 	for _, c := range []struct {
 		name, want string
@@ -250,7 +252,7 @@ func TestMachineTakesNone(t *testing.T) {
 	}
 }
 
-// TestTwoOrders: of two simultaneous updates, the second waits, and reports the reason.
+// TestTwoOrders checks two simultaneous updates. The second waits, and reports the reason.
 func TestTwoOrders(t *testing.T) {
 	b := newBox(t)
 	e := b.env()
@@ -270,7 +272,8 @@ func TestTwoOrders(t *testing.T) {
 	}
 }
 
-// TestRoomOnESP: an update that continues needs no space for files that are already in place.
+// TestRoomOnESP checks that an update that continues needs no space for files that are already in
+// place.
 func TestRoomOnESP(t *testing.T) {
 	b := newBox(t)
 	name := b.inside("new.raw.zst")

@@ -104,7 +104,7 @@ func (b *box) over(l *slowLine, o Options) error {
 	return Update(b.t.Context(), e, o, func(s run.Step) { b.steps = append(b.steps, s.Name+" "+s.Status+" "+s.Detail) })
 }
 
-// TestLineThatDropsEachMinute: a connection that breaks each minute still transfers the
+// TestLineThatDropsEachMinute checks that a connection that breaks each minute still transfers the
 // image. Only bytes in transit are sent twice.
 func TestLineThatDropsEachMinute(t *testing.T) {
 	b := newBox(t)
@@ -125,7 +125,8 @@ func TestLineThatDropsEachMinute(t *testing.T) {
 	}
 }
 
-// TestStalledServer: a server that sends almost nothing does not delay an update forever.
+// TestStalledServer checks that a server that sends almost nothing does not delay an update
+// forever.
 func TestStalledServer(t *testing.T) {
 	b := newBox(t)
 	l := newLine(b, "new.raw.zst")
@@ -153,7 +154,7 @@ func TestLimitRate(t *testing.T) {
 	}
 }
 
-// TestFinal: an error that a retry cannot fix ends the update at once.
+// TestFinal checks that an error that a retry cannot fix ends the update at once.
 func TestFinal(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -190,7 +191,7 @@ func TestFinal(t *testing.T) {
 	}
 }
 
-// TestUnreachable: an unreachable server is retried for a while.
+// TestUnreachable checks that an unreachable server is retried for a while.
 func TestUnreachable(t *testing.T) {
 	b := newBox(t)
 	l := newLine(b, "new.raw.zst")
@@ -226,7 +227,7 @@ func (b *box) site(e *machine.Env, lines ...string) {
 	}
 }
 
-// TestMetered: with a metered Site the user must set a limit, which is never exceeded.
+// TestMetered checks that with a metered Site the user must set a limit, which is never exceeded.
 func TestMetered(t *testing.T) {
 	b := newBox(t)
 	before := b.partition(ondisk.LabelRootB)
@@ -292,7 +293,7 @@ func (b *box) plug(name string, images ...string) {
 	}
 }
 
-// TestStick: the only suitable image on the sticks is used.
+// TestStick checks that the only suitable image on the sticks is used.
 func TestStick(t *testing.T) {
 	b := newBox(t)
 	order := func() error { return b.order(Options{Image: Stick, NoReboot: true}) }
@@ -317,7 +318,7 @@ func TestStick(t *testing.T) {
 	}
 }
 
-// TestStickByItself: a stick with a signed image and a higher serial updates the machine
+// TestStickByItself checks that a stick with a signed image and a higher serial updates the machine
 // automatically. A stick that stays plugged in does nothing more.
 func TestStickByItself(t *testing.T) {
 	for _, c := range []struct {
@@ -382,7 +383,8 @@ func TestStickByItself(t *testing.T) {
 	}
 }
 
-// TestStickAfterFailure: a stick whose system has failed does not install it again at each boot.
+// TestStickAfterFailure checks that a stick whose system has failed does not install it again at
+// each boot.
 func TestStickAfterFailure(t *testing.T) {
 	b := newBox(t)
 	b.put(ondisk.HealthyFile, "")
@@ -432,8 +434,8 @@ func makeLatest(t *testing.T) {
 		}})
 }
 
-// TestCutOffIsNoFailure: an image whose update was interrupted before its
-// first boot does not count as failed.
+// TestCutOffIsNoFailure checks that an image whose update was interrupted before its first boot
+// does not count as failed.
 func TestCutOffIsNoFailure(t *testing.T) {
 	makeImages(t)
 	makeLatest(t)
@@ -454,8 +456,8 @@ func TestCutOffIsNoFailure(t *testing.T) {
 	}
 }
 
-// TestStickTriesEachImageOnce: two images on a stick both fail. Each is tried
-// once, even if another update runs in between.
+// TestStickTriesEachImageOnce checks two images on a stick that both fail. Each is tried once, even
+// if another update runs in between.
 func TestStickTriesEachImageOnce(t *testing.T) {
 	b := newBox(t)
 	makeLatest(t)
@@ -490,8 +492,8 @@ func TestStickTriesEachImageOnce(t *testing.T) {
 	}
 }
 
-// TestStickWaitsForAnotherUpdate: a stick that is plugged in during another
-// update waits for the end of that update.
+// TestStickWaitsForAnotherUpdate checks that a stick that is plugged in during another update waits
+// for the end of that update.
 func TestStickWaitsForAnotherUpdate(t *testing.T) {
 	b := newBox(t)
 	b.put(ondisk.HealthyFile, "")
@@ -557,7 +559,8 @@ func scatter(t *testing.T, f *os.File, size int64, clusters int) {
 	}
 }
 
-// TestStickInPieces: a file with very many extents is rejected, and does not hide another image.
+// TestStickInPieces checks that a file with very many extents is rejected, and does not hide
+// another image.
 func TestStickInPieces(t *testing.T) {
 	b := newBox(t)
 	b.put(ondisk.HealthyFile, "")
@@ -590,7 +593,7 @@ func TestStickInPieces(t *testing.T) {
 	}
 }
 
-// TestStickAnnouncesLast: the restart is announced only once nothing can prevent it.
+// TestStickAnnouncesLast checks that the restart is announced only once nothing can prevent it.
 func TestStickAnnouncesLast(t *testing.T) {
 	b := newBox(t)
 	c, e := b.member("v1.37.2")
@@ -610,7 +613,8 @@ func TestStickAnnouncesLast(t *testing.T) {
 	}
 }
 
-// TestStickPulledOut: a stick that is unplugged too early only has to be plugged in again.
+// TestStickPulledOut checks that a stick that is unplugged too early only has to be plugged in
+// again.
 func TestStickPulledOut(t *testing.T) {
 	b := newBox(t)
 	b.put(ondisk.HealthyFile, "")
@@ -646,8 +650,8 @@ func (p pulled) ReadAt(b []byte, off int64) (int, error) {
 	return p.Device.ReadAt(b, off)
 }
 
-// TestReadAfterTheCount: chunks on the disk that were read to compute the cost may have changed
-// when they are needed. They are then downloaded.
+// TestReadAfterTheCount checks chunks on the disk that have changed between the computation of the
+// cost and their use. They are downloaded.
 func TestReadAfterTheCount(t *testing.T) {
 	b, s := newBox(t), serve(t, "new.raw.zst")
 	e := b.env()

@@ -526,7 +526,7 @@ func (b *box) inside(name string) string {
 	return "/mnt/" + name
 }
 
-// TestPowerCuts: the power fails at each change, of which nothing, a part or all is stored. The
+// TestPowerCuts makes the power fail at each change, of which nothing, a part or all is stored. The
 // old system can boot, and the same command completes the update and downloads little again.
 func TestPowerCuts(t *testing.T) {
 	b := newBox(t)
@@ -646,7 +646,7 @@ func (c *counting) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// TestFetch: only missing data is downloaded: the new file, and half of the initrd.
+// TestFetch checks that only missing data is downloaded: the new file, and half of the initrd.
 func TestFetch(t *testing.T) {
 	b, s := newBox(t), serve(t, "new.raw.zst")
 	if err := b.order(Options{Image: s.URL}); err != nil {
@@ -670,7 +670,8 @@ func TestFetch(t *testing.T) {
 	}
 }
 
-// TestBrokenLine: a connection that breaks during every answer costs only the data in transit.
+// TestBrokenLine checks that a connection that breaks during every answer costs only the data in
+// transit.
 func TestBrokenLine(t *testing.T) {
 	b, s := newBox(t), serve(t, "new.raw.zst")
 	s.answer = func(w http.ResponseWriter, r *http.Request, n int) bool {
@@ -807,7 +808,8 @@ func TestRejected(t *testing.T) {
 	}
 }
 
-// TestBadDisk: if a disk returns bytes other than those written, no boot entry is written.
+// TestBadDisk checks that if a disk returns bytes other than those written, no boot entry is
+// written.
 func TestBadDisk(t *testing.T) {
 	b := newBox(t)
 	e := b.env()
@@ -837,8 +839,8 @@ func (f forgetful) WriteAt(b []byte, off int64) (int, error) {
 	return f.Device.WriteAt(b, off)
 }
 
-// TestProgress: progress is shown on a connection that delivers nothing for
-// a while, and on one that takes hours.
+// TestProgress checks that progress is shown on a connection that delivers nothing for a while, and
+// on one that takes hours.
 func TestProgress(t *testing.T) {
 	now, told := mediatest.Date, ""
 	f := &fetcher{
@@ -858,8 +860,9 @@ func TestProgress(t *testing.T) {
 	}
 }
 
-// TestAbandoned: the system of an abandoned update is removed from the EFI system partition,
-// even if the power failed just after its boot entry was removed. The running system stays.
+// TestAbandoned checks that the system of an abandoned update is removed from the EFI system
+// partition, even if the power failed just after its boot entry was removed. The running system
+// stays.
 func TestAbandoned(t *testing.T) {
 	const dir = "efi/edgebake/aaaaaaaaaaaaaaaa"
 	b := newBox(t)

@@ -32,8 +32,8 @@ func (b *box) clock(text string) {
 	b.now = next
 }
 
-// TestOrderWindow: outside of the Site's update window an order
-// waits, and nothing is downloaded.
+// TestOrderWindow checks that outside of the Site's update window an order waits, and nothing is
+// downloaded.
 func TestOrderWindow(t *testing.T) {
 	b := newOrdered(t)
 	b.site = []string{windowField}
@@ -51,8 +51,8 @@ func TestOrderWindow(t *testing.T) {
 	b.updated()
 }
 
-// TestOrderHeldOutsideTheWindow: a held order waits for the window too, since a rollout must not
-// drain the node. Nothing is downloaded twice for that.
+// TestOrderHeldOutsideTheWindow checks that a held order waits for the window too, because a
+// rollout must not drain the node. Nothing is downloaded twice for that.
 func TestOrderHeldOutsideTheWindow(t *testing.T) {
 	b := newOrdered(t)
 	b.site = []string{windowField}
@@ -79,8 +79,8 @@ func TestOrderHeldOutsideTheWindow(t *testing.T) {
 	b.updated()
 }
 
-// TestOrderWindowCloses: a window that is shorter than the download uses up
-// no attempt: the next window continues.
+// TestOrderWindowCloses checks that a window that is shorter than the download uses up no attempt:
+// the next window continues.
 func TestOrderWindowCloses(t *testing.T) {
 	b := newOrdered(t)
 	b.site = []string{windowField}
@@ -103,7 +103,8 @@ func TestOrderWindowCloses(t *testing.T) {
 	b.updated()
 }
 
-// TestOrderWindowMetered: on a metered link the Node is read as soon as the window opens.
+// TestOrderWindowMetered checks that on a metered link the Node is read as soon as the window
+// opens.
 func TestOrderWindowMetered(t *testing.T) {
 	b := newOrdered(t)
 	b.site = []string{"ipvs: {profile: metered}", windowField}
@@ -116,7 +117,8 @@ func TestOrderWindowMetered(t *testing.T) {
 	b.updated()
 }
 
-// TestOrderWindowClock: with a clock behind the image's date, the window counts as closed.
+// TestOrderWindowClock checks that with a clock behind the image's date, the window counts as
+// closed.
 func TestOrderWindowClock(t *testing.T) {
 	b := newOrdered(t)
 	b.site = []string{windowField}
@@ -138,7 +140,8 @@ func TestOrderWindowClock(t *testing.T) {
 	}
 }
 
-// TestStickWindow: a stick with a new image waits for the window, and the console shows that.
+// TestStickWindow checks that a stick with a new image waits for the window, and the console shows
+// that.
 func TestStickWindow(t *testing.T) {
 	for image, taken := range map[string]bool{"later.raw.zst": true, "old.raw.zst": false} {
 		b := newBox(t)
@@ -158,7 +161,7 @@ func TestStickWindow(t *testing.T) {
 	}
 }
 
-// TestWindowByHand: updates by a person ignore the window.
+// TestWindowByHand checks that updates by a person ignore the window.
 func TestWindowByHand(t *testing.T) {
 	b := newBox(t)
 	b.clock("12:00")

@@ -95,14 +95,14 @@ type Cluster struct {
 
 	Mu   sync.Mutex
 	Down map[string]bool
-	// OtherClusters maps addresses to other clusters to which they belong.
+	// OtherClusters maps addresses to the other clusters to which they belong.
 	OtherClusters map[string]*Cluster
 	unsigned      bool
 	TokenRevoked  bool
 	// ReadyzStatus, if not 0, is the status of /readyz.
 	ReadyzStatus int
-	// ServiceCIDRs has the service ranges as objects, ServiceSubnet as in
-	// kubeadm-config. Services maps addresses to Services.
+	// ServiceCIDRs has the service ranges as objects, ServiceSubnet has them as in kubeadm-config.
+	// Services maps addresses to Services.
 	ServiceCIDRs    []string
 	ServiceSubnet   string
 	Services        map[string]string
@@ -112,24 +112,24 @@ type Cluster struct {
 	Nodes       map[string]*api.Node
 	NotReady    bool
 	// HubServerCSR is the state of yurthub's request for a server certificate: Approved, Denied or
-	// pending. For several requests, it has their states, oldest first, separated by ", ".
+	// pending. If there are several requests, it has their states, oldest first, separated by ", ".
 	HubServerCSR string
 	// HubClientCSR is the state of yurthub's request for a client certificate; "" means approved.
 	HubClientCSR string
-	// NodeRevives: an existing Node turns Ready when its kubelet starts.
+	// NodeRevives means that an existing Node turns Ready when its kubelet starts.
 	NodeRevives bool
 	NoRBAC      bool
-	// NoNodePool: there is no NodePool; NodePoolType is its type, by default Edge.
+	// NoNodePool means that there is no NodePool. NodePoolType is its type, by default Edge.
 	NoNodePool   bool
 	NodePoolType string
-	// NodeCreationDenied: a webhook denies new Nodes.
+	// NodeCreationDenied means that a webhook denies new Nodes.
 	NodeCreationDenied bool
-	// LabelChangeDenied: a webhook denies changes of a Node's labels.
+	// LabelChangeDenied means that a webhook denies changes of a Node's labels.
 	LabelChangeDenied bool
 	NodePoolVersion   string // served version of NodePools
 	ConversionFails   bool   // the conversion of NodePools fails
 	requests          []string
-	// ServiceReadDenied: nodes may not read Services.
+	// ServiceReadDenied means that nodes may not read Services.
 	ServiceReadDenied bool
 	// Recreations counts how often the cluster was recreated with the same keys.
 	Recreations int
@@ -137,16 +137,16 @@ type Cluster struct {
 	ExtraCAs []byte
 	// registrations counts the registrations of each Node.
 	registrations map[string]int
-	// SignatureStale: the signature in cluster-info is still that of a former kubeconfig.
+	// SignatureStale means that the signature in cluster-info is still that of a former kubeconfig.
 	SignatureStale bool
 	// UpdateLease may be nil. LeaseRace changes it once, after its next read.
 	UpdateLease *UpdateLease
 	LeaseRace   func(*UpdateLease)
-	// NoClusterInfo: there is no cluster-info.
+	// NoClusterInfo means that there is no cluster-info.
 	NoClusterInfo  bool
 	CreatedSecrets []string // created Secrets
-	// Applied has the paths of applied objects. AllApplied: the marker shows that all
-	// are applied. ApplyFails rejects one object.
+	// Applied has the paths of applied objects. AllApplied means that the marker shows all objects
+	// as applied. ApplyFails rejects one object.
 	Applied    []string
 	AllApplied bool
 	ApplyFails bool
@@ -379,7 +379,7 @@ func (c *Cluster) Register(name, joinConf, machineID string) {
 	c.register(name, joinConf, machineID)
 }
 
-// register is Register with c.Mu held.
+// register is Register for callers that hold c.Mu.
 func (c *Cluster) register(name, joinConf, machineID string) {
 	if n := c.Nodes[name]; n != nil {
 		if c.NodeRevives {

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// Listener is a server's listener in memory, since tests make very many connections.
+// Listener is a server's listener in memory, because tests make very many connections.
 type Listener struct{ *backlog }
 
 // Serve runs a server, with TLS if it is configured, until the test ends.

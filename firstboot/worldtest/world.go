@@ -85,8 +85,8 @@ type World struct {
 	deadlines  map[time.Time]time.Time
 	randoms    byte
 	Cluster    *Cluster
-	// Joins counts the runs of kubeadm join. JoinError, unless nil,
-	// returns the error of the n-th run.
+	// Joins counts the runs of kubeadm join. JoinError, which may be nil, returns the error of the
+	// n-th run.
 	Joins     int
 	JoinError func(n int) error
 	NodeAddr  netip.Addr
@@ -95,8 +95,8 @@ type World struct {
 	hubHealthServer   Listener
 	Offline           bool
 	KubeletLastActive time.Time // when kubelet was last active
-	// Unregistered: kubelet has not registered its Node since its start. It registers only once, so
-	// a deleted Node comes back only when kubelet starts again.
+	// Unregistered means that kubelet has not registered its Node since its start. kubelet
+	// registers only once, so a deleted Node comes back only when kubelet starts again.
 	Unregistered bool
 	HasRoute     bool                // an address and a route exist although the machine is Offline
 	FSUUIDs      map[string][16]byte // of file systems, by device
@@ -105,7 +105,8 @@ type World struct {
 	// JoinConfiguration of a kubelet that uses yurthub.
 	KubeletVersion, hubJoinConf string
 	joinConf                    string // of the last join
-	// KubeletFailsBehindHub: kubelet is running, but does not reach the cluster through yurthub.
+	// KubeletFailsBehindHub means that kubelet is running, but does not reach the cluster through
+	// yurthub.
 	KubeletFailsBehindHub bool
 	NoNFT                 bool   // nft is not installed
 	RejectedKubeletArg    string // argument with which kubelet does not start
@@ -115,11 +116,12 @@ type World struct {
 	NFTRules              string // loaded by nft
 	locks                 map[string]bool
 	KubeletIgnoresFlags   bool // its unit does not read kubeadm-flags.env
-	// NetworkWorks reports whether the present network settings work; nil: they do.
+	// NetworkWorks reports whether the present network settings work. If it is nil, they do.
 	NetworkWorks func() bool
 	networkMu    sync.Mutex // several connections are tried at once
 	ClockSynced  bool
-	// TimeServerAnswers reports whether a time server has set the clock; nil: ClockSynced is used.
+	// TimeServerAnswers reports whether a time server has set the clock. If it is nil, ClockSynced
+	// is used.
 	TimeServerAnswers func() bool
 
 	// Only on a control-plane node: kubeadm init phase, ctr run, connections to servers
@@ -128,8 +130,8 @@ type World struct {
 	CtrRun      func(machine.Cmd) error
 	DialOther   func(ctx context.Context, addr string) (net.Conn, error, bool)
 	Listen      func(addr string) (net.Listener, error)
-	// RefuseDial returns the error that DialOther would return for addr
-	// now. ours: DialOther handles addr.
+	// RefuseDial returns the error that DialOther would return for addr now. ours means that
+	// DialOther handles addr.
 	RefuseDial func(addr string) (err error, ours bool)
 
 	boots int // how often the power was switched on after the first time
@@ -143,7 +145,7 @@ type World struct {
 	PoweredOff   bool
 	Shutdown     context.CancelFunc
 	BeforeEffect func(effect string) // called before each effect
-	// Patience bounds how long a run may wait.
+	// Patience limits how long a run may wait.
 	Patience time.Duration
 }
 
