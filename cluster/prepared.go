@@ -23,8 +23,8 @@ type recordedChange struct {
 	Earlier map[string]any `json:"earlier,omitempty"`
 }
 
-// changedOnlyByPrepare reports whether the object's state, is, comes from Prepare or is the one
-// from before it, so that nobody else has changed the object.
+// changedOnlyByPrepare reports whether nobody but Prepare has changed the object: its state, is, is
+// the one before Prepare or was written by Prepare.
 func (n *recordedChange) changedOnlyByPrepare(is map[string]any) bool {
 	return reflect.DeepEqual(is, n.Before) || n.madeByPrepare(is)
 }

@@ -369,7 +369,7 @@ type rolloutPlan struct {
 	acts []rolloutAct
 	// ended is set if nothing is left to do and no machine is awaited.
 	ended bool
-	// waits describes what the rollout waits for, apart from machines.
+	// waits is the event that the rollout waits for, unless it waits only for machines.
 	waits  string
 	states map[string][]string
 	// halted is the value of order.AnnotationHalt if any node has one.

@@ -272,7 +272,8 @@ func TestRolloutBudget(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "is used up") {
 			t.Errorf("%+v: %v", c, err)
 		}
-		// When the budget is used up, working nodes may still be held.
+		// When the budget is used up, the order may still be on hold for up to Parallel working
+		// nodes.
 		if f.atRisk > r.Budget.of(40) || len(f.updated()) < 10-r.Parallel.of(40) {
 			t.Errorf("%+v: %d at risk, %d updated", c, f.atRisk, len(f.updated()))
 		}

@@ -330,8 +330,8 @@ func transient(err error) bool {
 // ErrHalted means that the updates of the cluster were stopped.
 var ErrHalted = errors.New("the updates of this cluster are stopped: edgebake cluster update --resume allows them again")
 
-// Update carries out a rollout until every node that can be updated is, or the budget is used up.
-// It calls tell for each change of a node, and note with the reason for which the rollout waits.
+// Update carries out a rollout until all nodes are updated that can be, or the budget is used up.
+// It calls tell for each change of a node, and note with each reason to wait.
 func (c *Client) Update(ctx context.Context, r *Rollout, tell func(UpdateRow), note func(string)) error {
 	const doing = "updating nodes"
 	if err := c.need(ctx, doing, right{"list", nodes, "", ""}, right{"watch", nodes, "", ""}, right{"patch", nodes, "", ""}, right{"list", pods, "", ""}); err != nil {

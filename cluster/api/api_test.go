@@ -227,8 +227,8 @@ func TestDiscoverConnectsOnce(t *testing.T) {
 	}
 }
 
-// TestDiscoverSparesTheOthers checks that the next API server is asked only after a pause, as long
-// as the one before it has not failed.
+// TestDiscoverSparesTheOthers checks that while an API server has neither answered nor failed, the
+// next one is asked only after a pause.
 func TestDiscoverSparesTheOthers(t *testing.T) {
 	ca := newAuthority(t)
 	synctest.Test(t, func(t *testing.T) {

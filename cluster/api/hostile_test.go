@@ -7,8 +7,9 @@ import (
 	"testing"
 )
 
-// TestAKubeconfigThatIsABurden checks that an unverified server's kubeconfig that is expensive to
-// parse is rejected: by its signature, or if it is signed, by its size, aliases and keys.
+// TestAKubeconfigThatIsABurden checks that a kubeconfig that is expensive to parse is rejected:
+// because of its signature before it is parsed or, if the signature is valid, because of its size,
+// aliases or keys.
 func TestAKubeconfigThatIsABurden(t *testing.T) {
 	var bomb strings.Builder
 	bomb.WriteString("a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n")

@@ -141,8 +141,8 @@ func renew(dir string, record *Record, c *clusterdoc.File, o Options, change *Ch
 	}
 	record.AdminUntil = o.Now.Add(adminLife).UTC().Truncate(time.Second)
 	change.Renewed = append(change.Renewed, fileAdmin)
-	// The order makes an interrupted run repeatable: the kubeconfig first, while the CAs are still
-	// due; the record before the CAs, because a snapshot is recognized by the former CA in it.
+	// This order makes an interrupted run repeatable. The kubeconfig is first, while the CAs are
+	// still due. The record, which identifies snapshots by the former CA, is before the CAs.
 	if err := writeFile(dir, fileAdmin, admin, record.Recipients); err != nil {
 		return err
 	}

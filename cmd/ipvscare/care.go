@@ -189,8 +189,8 @@ rules that other programs change. docs/ipvscare.md lists the differences.`,
 	}
 }
 
-// fromEnvironment sets flags that were not given from environment variables. For example,
-// CARE_HEALTH_PATH sets --health-path.
+// fromEnvironment sets each flag that is not on the command line from its environment variable, if
+// that is set. For example, CARE_HEALTH_PATH sets --health-path.
 func fromEnvironment(f *pflag.FlagSet, lookup func(string) (string, bool)) error {
 	var errs []error
 	f.VisitAll(func(flag *pflag.Flag) {

@@ -312,9 +312,9 @@ func tuneMemory() {
 // leastGarbage is the minimum amount of garbage, in bytes, that is worth collecting.
 const leastGarbage = 256 << 10
 
-// collect collects garbage and returns memory to the system. The Go runtime would first collect at
-// one megabyte, three times what ipvscare uses. A large heap is collected once a quarter is
-// garbage.
+// collect collects garbage and returns memory to the system. By itself, the Go runtime would first
+// collect at one megabyte, which is three times ipvscare's heap. A large heap is collected once a
+// quarter of it is garbage.
 func collect(ctx context.Context) {
 	tick := time.NewTicker(2 * time.Second)
 	defer tick.Stop()

@@ -15,8 +15,9 @@ const Magic = 0x184d2a5d
 // Version is the version of the format of Index.
 const Version = 1
 
-// MaxIndex limits the size in bytes of an encoded index and of the table of frames after it; 30 GiB
-// of files fit. Both are read before a signature is checked, and a server may claim any size.
+// MaxIndex limits the total size in bytes of an encoded index and of the table of frames. That is
+// enough for 30 GiB of files. Both are read before a signature is checked, so a server could claim
+// any size.
 const MaxIndex = 16 << 20
 
 // maxParts is the maximum number of parts; an image has three.

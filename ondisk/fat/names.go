@@ -37,7 +37,7 @@ func checkName(s string) error {
 func foldName(s string) string { return strings.ToLower(strings.ToUpper(s)) }
 
 // shortNames chooses unique short names for one directory. A generated name never equals another
-// file's own name, because then both files would be found by it.
+// file's own name, because a search for that name would find two files.
 type shortNames struct {
 	used map[shortName]bool
 	own  map[string]bool // the files' own names, folded

@@ -389,8 +389,8 @@ func (e *endless) ReadAt(p []byte, off int64) (int, error) {
 	return 0, io.EOF
 }
 
-// TestTableOfAnySize checks that a reader does not allocate all memory for the size of a table that
-// a file or a server claims.
+// TestTableOfAnySize checks that a reader does not allocate memory for a table just because a file
+// or a server claims a large one.
 func TestTableOfAnySize(t *testing.T) {
 	e := &endless{size: 1 << 40, foot: append(le.AppendUint32(nil, 1<<27), hasSums, 0xb1, 0xea, 0x92, 0x8f)}
 	if _, err := Open(e, e.size); !errors.Is(err, ErrFormat) || e.longest > 1<<20 {

@@ -47,7 +47,7 @@ func slotOf(t *testing.T, name, text string) []byte {
 }
 
 // TestReplaceIsOldOrNew cuts the power after many different sectors. Then it repeats the write, and
-// cuts the power again during that.
+// also cuts the power while the write is repeated.
 func TestReplaceIsOldOrNew(t *testing.T) {
 	secret := strings.Repeat("other machine's token\n", 40_000)
 	old, next := slotOf(t, ondisk.SlotInventory, secret), slotOf(t, ondisk.SlotSite, "mine")

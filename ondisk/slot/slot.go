@@ -838,12 +838,12 @@ func writeReport(f Device, r Report) error {
 }
 
 // Scrub writes the slot again without its secrets. site replaces site.yaml and inventory.yaml; nil
-// removes both. Scrub removes pki/, and files that do not belong in a slot. It keeps config.ign,
-// files/ and the report, with the secrets replaced by stars.
+// removes both. Scrub keeps config.ign, files/ and the report, with the secrets replaced by stars.
+// It removes pki/, and files that do not belong in a slot. info has the sector size of the disk.
 //
-// Removing the secrets has priority. Files that cannot be written again are dropped, in the order
-// of concessions. A slot that cannot be read is made from info and site alone. A file system larger
-// than a slot is not changed (ErrForeign). info has the sector size of the disk.
+// Removing the secrets has priority: contents that cannot be written again are dropped, in the
+// order of concessions. A slot that cannot be read is made from info and site alone. A file system
+// larger than a slot is not changed (ErrForeign).
 func Scrub(f Device, info ondisk.SlotInfo, site []byte, secrets ...string) error {
 	if fsys, err := fat.Open(f); err == nil && fsys.Size() > ondisk.SlotSize {
 		return fmt.Errorf("scrubbing the slot: %w", ErrForeign)

@@ -8,11 +8,12 @@ import (
 	"io"
 )
 
-// bbolt maps its file into memory and trusts the contents. If a power cut damaged them, a page
-// number can cause a fault that recover does not catch, a page that refers to itself an endless
-// loop, and opening for writing a panic in another goroutine. Therefore this package reads
-// databases itself and checks each page. bbolt opens only databases that passed this check, in
-// order to write.
+// bbolt maps its file into memory and trusts the contents, which a power cut may damage. A wrong
+// page number causes a fault that recover does not catch, and a page that refers to itself an
+// endless loop. Opening for writing may panic in another goroutine.
+//
+// Therefore this package reads databases itself and checks each page. Only databases that passed
+// this check are opened by bbolt, for writing.
 
 // The format is defined in bbolt's internal/common. Integers have the byte order of the machine,
 // which is little-endian on all supported machines.

@@ -34,11 +34,14 @@ type Summary struct {
 	Snapshots int      `json:"snapshots"`
 }
 
-// Verify checks the store below root ("var/lib/containerd", or "lib/containerd" on a disk that is
-// mounted at /var), and returns all problems at once. Databases, content and snapshot directories
-// must agree, and every blob must have its digest. Every image must be runnable and protected from
-// garbage collection. Unpacked files are not checked if their layers were discarded; the disk
-// image's digest covers them.
+// Verify checks the store below root, and returns all problems at once. root is
+// "var/lib/containerd", or "lib/containerd" on a disk that is mounted at /var.
+//
+//   - Databases, content and snapshot directories must agree.
+//   - Every blob must have its digest.
+//   - Every image must be runnable, and protected from garbage collection.
+//
+// It cannot check unpacked files whose layers were discarded; the disk image's digest covers them.
 func Verify(f Files, root string) (*Summary, error) {
 	v := &verifier{Files: f, root: root}
 	state, err := v.read()

@@ -16,12 +16,13 @@ const maxLinks = 40
 // Merge merges layers, in order, into one tree. The result is sorted by path: the root "." comes
 // first, and parents come before their children.
 //
-// Directories of the same path are merged. They keep the attributes of the first layer that has
-// them, because an overlay from a working copy must not change the mode of /tmp. A path that leads
-// through a symbolic link of an earlier layer follows it (lib/modules becomes usr/lib/modules on a
-// usr-merged base). Missing parents are owned by root, with mode 0755 and the time now. Any other
-// path that is in two layers is an error, unless the later layer sets Replace. All conflicts are
-// reported.
+//   - Directories of the same path are merged. They keep the attributes of the first layer that has
+//     them, because an overlay from a working copy must not change the mode of /tmp.
+//   - A path that leads through a symbolic link of an earlier layer follows it (lib/modules becomes
+//     usr/lib/modules on a usr-merged base).
+//   - Missing parents are owned by root, with mode 0755 and the time now.
+//   - Any other path that is in two layers is an error, unless the later layer sets Replace. All
+//     such errors are reported.
 func Merge(layers []Layer, now time.Time) ([]Node, error) {
 	m := newMerger(now)
 	for _, l := range layers {

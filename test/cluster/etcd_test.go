@@ -489,8 +489,8 @@ func TestActiveMember(t *testing.T) {
 	}
 }
 
-// TestContinueFromOne checks a permanent loss of the quorum. The member that a person named drops
-// the others once, and they join it; one of them has data, which it moves aside.
+// TestContinueFromOne checks a permanent loss of the quorum. The member that a person names drops
+// the two others once. They join it again, one of them after moving its data aside.
 func TestContinueFromOne(t *testing.T) {
 	e := newEtcds(t)
 	e.bootstrap(0, 1, 2)
@@ -545,8 +545,8 @@ func TestContinueFromOne(t *testing.T) {
 	if !e.has(1, "l", "after") {
 		t.Error("the data written afterwards is lost")
 	}
-	// If the power was cut before it recorded that the request was carried out, it drops the others
-	// once more, and they join again.
+	// If m1's power was cut before it recorded that the request was carried out, it drops the
+	// others once more, and they join again.
 	e.stop(1)
 	e.stop(0)
 	e.start(0, e.all(), "existing", "--force-new-cluster=true")

@@ -176,8 +176,8 @@ func (m *masters) patiently(i int, what string, try func() error) {
 const defaultConfigMaps = "/api/v1/namespaces/default/configmaps/"
 
 // TestFirstMasterDies destroys the first master with its disk. The others must serve the data and
-// accept writes. After it is reflashed and has joined, another one may die. The cluster must keep
-// the UID by which workers know it.
+// accept writes. Once the first master is reflashed and has joined, another one may die. The
+// cluster must keep the UID by which workers know it.
 func TestFirstMasterDies(t *testing.T) {
 	m := newMasters(t)
 	for i := range 3 {

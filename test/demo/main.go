@@ -194,7 +194,7 @@ func (d *demo) imageArchs() string {
 	return "amd64," + d.arch
 }
 
-// step prints the next step and how long it will take.
+// step prints the next step and its expected duration.
 func (d *demo) step(what, wait string) {
 	d.n++
 	fmt.Fprintf(d.out, "\n[%d/6 at %3.0f s] %s (%s)\n", d.n, time.Since(d.start).Seconds(), what, wait)

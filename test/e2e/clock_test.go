@@ -9,10 +9,14 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// TestClockAhead starts a cluster whose clocks are eight hours ahead, like a PC with local time in
-// its hardware clock. When a time server corrects the clock, the control plane's certificates are
-// not valid yet: it must recover by itself, and a worker whose clock is ahead must join. Then the
-// control-plane node's Node is deleted: it must register again and continue to take snapshots.
+// TestClockAhead starts a cluster whose clocks are eight hours ahead, like those of PCs with local
+// time in the hardware clock. When a time server corrects them, the control plane's certificates
+// are not valid yet:
+//
+//   - The control plane must recover by itself.
+//   - A worker whose clock is ahead must join.
+//   - A control-plane node whose Node is deleted must register again, and continue to take
+//     snapshots.
 //
 // The test takes long. The machines need this host's time, so they cannot run in lockstep, and a
 // busy host slows down an emulated control plane. systemd-timesyncd retries a server that did not

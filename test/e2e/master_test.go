@@ -155,7 +155,7 @@ func TestClusterFromImages(t *testing.T) {
 		t.Fatal(err)
 	}
 	both := w.machines(0, "m1", "shop1")
-	for n, other := range []int{1, 0} { // pods reach each other, and CoreDNS has clients
+	for n, other := range []int{1, 0} { // let pods reach each other, and give CoreDNS a resolver
 		both[n].Cards = strings.Replace(both[n].Cards, "}", fmt.Sprintf(", routes: [{to: %s, via: %s}]}", podCIDR(other), both[other].Address), 1)
 		both[n].DNS = lab.Gateway
 	}

@@ -12,13 +12,18 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// TestClusterOfThree makes a cluster of three control-plane nodes and two workers from images.
-// Powered on in any order, it bootstraps once each control-plane node has seen the others. The
-// first one dies with its disk: the workers stay Ready, their pods keep running, and a new worker
-// joins. Reflashed, it joins and votes, so that the cluster survives the loss of another one. With
-// two of three lost, the next reflashed one stops, because the third's data must not be
-// overwritten. Once a person names the third to continue from, it continues alone, and the other
-// joins it.
+// TestClusterOfThree makes a cluster of three control-plane nodes and two workers from images. The
+// machines are switched on in any order; the cluster bootstraps once each control-plane node has
+// seen the others. Then these events follow:
+//
+//   - The first control-plane node dies with its disk. The workers stay Ready, their pods keep
+//     running, and a new worker joins.
+//   - Reflashed, the first one joins and votes, so that the cluster survives the loss of another
+//     one.
+//   - Two of three are lost. The next reflashed one stops, because the third's data must not be
+//     overwritten.
+//   - A person names the third to continue from. It continues alone, and the reflashed one joins
+//     it.
 func TestClusterOfThree(t *testing.T) {
 	nightly(t)
 	p := need(t)

@@ -29,16 +29,18 @@ type cutPoint struct {
 	keeps bool // keep a random part of the unflushed writes
 }
 
-// lanes is the number of machines that TestPowerCutAtAnyWrite runs at the same time. Each has one
-// processor, because QEMU sometimes fails with two, and two such machines use two processors
-// better.
+// lanes is the number of machines that TestPowerCutAtAnyWrite runs at the same time. Each has only
+// one processor, because QEMU sometimes fails with two.
 const lanes = 2
 
-// TestPowerCutAtAnyWrite records the disk writes of two first boots until a minute after Ready. It
-// boots from the disk as a power cut would have left it, and the machine must become Ready by
-// itself. From more points it only reads the disk, which must have the machine's certificate or its
-// token. CI boots from a dozen points and reads two dozen, some just after Ready. The nightly run
-// boots from 200, including each flush since the join.
+// TestPowerCutAtAnyWrite records the disk writes of two first boots, until a minute after Ready,
+// and simulates power cuts at many points of these records:
+//
+//   - From some points it boots: the machine must become Ready by itself.
+//   - At others it only reads the disk, which must have the machine's certificate or its token.
+//
+// CI boots from a dozen points and reads two dozen, some just after Ready. The nightly run boots
+// from 200, including each flush since the join.
 func TestPowerCutAtAnyWrite(t *testing.T) {
 	pace.Takes(t, 300*time.Second)
 	r := chance(t)
@@ -144,7 +146,7 @@ func choose(r *rand.Rand, m moments, nightly bool) (looks, boots []cutPoint) {
 		}
 		return nil, boots
 	}
-	// Take flushes before and after Ready. If there are none after it, use the end.
+	// Select flushes from before and after Ready. If there is none after Ready, use the end.
 	i, _ := slices.BinarySearch(m.flushes, m.ready+1)
 	early, late := m.flushes[:i], append(slices.Clone(m.flushes[i:]), m.end)
 	boots = []cutPoint{

@@ -8,15 +8,15 @@ import (
 )
 
 // Lockstep makes machines share one clock that does not depend on this host's load. An emulated API
-// server needs ten times the work of a real one: if several start on few processors, their own
-// timeouts end them, and etcd's members consider each other dead. In a Lockstep, a machine's time
-// is the number of its executed instructions (qemu.Machine.Counted), and a machine that is ahead
-// waits for the others. So the machines run as if each had its own processor. One hour of their
-// time may take three hours of this host's.
+// server needs ten times the work of a real one. If several start on few processors, their own
+// timeouts end them, and etcd's members consider each other dead.
 //
-// Other programs are not slowed down, so timeouts on this host must be longer (VM.Patience). A Site
-// must be stamped before the first machine is on; otherwise its machine would set its clock forward
-// to the time of stamping.
+// In a Lockstep, a machine's time is the number of its executed instructions
+// (qemu.Machine.Counted), and a machine that is ahead waits for the others. So the machines run as
+// if each had its own processor. One hour of their time may take three hours of this host's.
+//
+// Timeouts of programs on this host must be longer (VM.Patience). A Site must be stamped before the
+// first machine is on; otherwise its machine would set its clock forward to the time of stamping.
 type Lockstep struct {
 	mu  sync.Mutex
 	vms map[clocked]*stepped

@@ -10,7 +10,7 @@ import (
 func TestNTPAnswer(t *testing.T) {
 	question := make([]byte, ntpPacket)
 	question[0] = 4<<3 | ntpClient
-	copy(question[40:], "\xde\xad\xbe\xef\x01\x02\x03\x04") // what systemd-timesyncd sends is no time
+	copy(question[40:], "\xde\xad\xbe\xef\x01\x02\x03\x04") // systemd-timesyncd sends random bits here
 	now := time.Date(2026, 11, 26, 12, 0, 0, int(time.Second/2), time.UTC)
 	a := ntpAnswer(question, now)
 	if len(a) != ntpPacket || a[0] != 4<<3|ntpServer || !bytes.Equal(a[24:32], question[40:]) {

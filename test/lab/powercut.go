@@ -14,11 +14,12 @@ import (
 	"github.com/edgebake/edgebake/builder/qemu"
 )
 
-// A disk acknowledges a write once the bytes are in its cache; they are durable only after the next
-// flush. Killing QEMU loses none of them, because this host keeps running. Therefore a recorded
-// machine runs on an overlay over the durable state of its disk, and its writes and flushes are
-// recorded. A power cut discards the overlay, and applies all flushed writes and a random selection
-// of the others to the durable state.
+// A disk acknowledges a write once the bytes are in its cache; only the next flush makes them
+// durable. Killing QEMU loses none of them, because this host keeps running.
+//
+// Therefore a recorded machine runs on an overlay over the durable state of its disk, and its
+// writes and flushes are recorded. A power cut discards the overlay. Then it applies all flushed
+// writes, and a random selection of the others, to the durable state.
 
 // settled returns the path of the raw disk that has the durable state.
 func (vm *VM) settled() string { return filepath.Join(vm.lab.Dir, vm.Name+".settled.raw") }

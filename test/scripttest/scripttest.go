@@ -41,7 +41,7 @@ type Command = func(ts *testscript.TestScript, neg bool, args []string)
 //	                        has these values at these paths, such as slot.state
 //	need PROGRAM PACKAGE    if PROGRAM is missing, skip the test on a developer's computer, and
 //	                        fail it in CI
-//	namespaces              the same if user and mount namespaces are not available
+//	namespaces              the same, if user and mount namespaces are not available
 func Run(t *testing.T, setup func(*testscript.Env) error, commands map[string]Command) {
 	t.Setenv("GOTMPDIR", disktest.Scratch(t)) // testscript makes its directories there
 	all := map[string]Command{

@@ -112,7 +112,7 @@ func (a *Span) Set(s string) error {
 // rejected. --force is never listed, because it only permits something.
 type Unused struct {
 	Flags   []string
-	Purpose string // the end of the message: what the flags are for, and the fix
+	Purpose string // the end of the message: the use of the flags, and the fix
 }
 
 // RejectUnused rejects all unused flags that are set, in one error.
@@ -121,7 +121,7 @@ func RejectUnused(c *cobra.Command, all ...Unused) error {
 	for _, u := range all {
 		var names []string
 		c.Flags().Visit(func(f *pflag.Flag) {
-			// An empty value, such as an unset variable in a script, requests nothing.
+			// An empty value, for example of an unset variable in a script, requests nothing.
 			if slices.Contains(u.Flags, f.Name) && !slices.Contains([]string{"", "false", "[]"}, f.Value.String()) {
 				names = append(names, "--"+f.Name)
 			}

@@ -114,7 +114,7 @@ type plainStep struct {
 	running     bool
 }
 
-// quietFor is the time after which a step that prints nothing gets a line as a reminder.
+// quietFor is the time after which a step that prints nothing gets a reminder line.
 const quietFor = 30 * time.Second
 
 func newPlainLines(w io.Writer, details bool) *plainLines {

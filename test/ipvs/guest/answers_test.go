@@ -126,7 +126,7 @@ func TestAnswers(t *testing.T) {
 		start()
 		n.stays("m1 m2 m3", 2*time.Second)
 		for _, m := range l.masters {
-			// Without processor time, a VM may take a master for dead at first.
+			// Without processor time, a VM may consider a master dead at first.
 			count := func(what string) int { return n.log.count(fmt.Sprintf("API server %s:6443 is %s", m.addr, what)) }
 			const said = " (ready, but this node's clock does not match"
 			if ups := count("up, it was unknown"+said) + count("up, it was down"+said); ups != 1+count("down, it was up") {

@@ -138,13 +138,13 @@ func TestHTTP2Watches(t *testing.T) {
 	}
 }
 
-// TestFailovers checks over many failovers that no request is lost if its client tries again once
-// after half a second. It also counts the lost requests of clients that try again at once, which
-// may reach a killed master again until it is detected. Several nodes, each with its own ipvscare
-// and clients, have the same faults; each fault counts as one failover per node.
+// TestFailovers checks over many failovers that no request is lost if its client tries again once,
+// after half a second. For comparison it counts the lost requests of clients that try again at
+// once. Several nodes, each with its own ipvscare and clients, have the same faults; each fault
+// counts as one failover per node.
 //
-// A second try may begin while the dead master is still listed, if the emulated machine stalled for
-// half a second. The short run ignores such a lost request; the nightly run fails.
+// If the emulated machine stalls for half a second, the second try may begin while the dead master
+// is still listed. The short run ignores a request that is lost in this way; the nightly run fails.
 func TestFailovers(t *testing.T) {
 	// With this number of masters, each is unchanged for half a minute. Otherwise it would count as
 	// flapping, and would have to be healthy for longer.

@@ -370,7 +370,7 @@ func TestModule(t *testing.T) {
 			n.must("/bin/ipvsadm", "-C")
 			for _, m := range schedulers {
 				if err := unix.DeleteModule(m, unix.O_NONBLOCK); err != nil && err != unix.ENOENT {
-					n.signal(syscall.SIGCONT) // it was stopped with the kernel's table open
+					n.signal(syscall.SIGCONT) // ipvscare was stopped while it had the kernel's table open
 					return false
 				}
 			}
