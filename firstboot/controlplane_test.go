@@ -1018,8 +1018,8 @@ func TestMasterRenewsCertificates(t *testing.T) {
 	}
 }
 
-// TestMasterRunsForYears checks that on a machine that runs for years no certificate expires, and
-// its control plane uses the renewed ones.
+// TestMasterRunsForYears checks that no certificate expires on a machine that runs for years, and
+// that the control plane uses the renewed certificates.
 func TestMasterRunsForYears(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))

@@ -258,7 +258,7 @@ func killEach(t *testing.T, whole *world, k killed) {
 			cut.PowerCutAt = 0
 			left := cut.Files()
 			if err == nil && slices.ContainsFunc(whole.EffectNames[n-1:], func(e string) bool {
-				return !strings.HasPrefix(e, "write "+ondisk.LogDir) && !strings.HasPrefix(e, "run journalctl") // errors of the record stop nothing
+				return !strings.HasPrefix(e, "write "+ondisk.LogDir) && !strings.HasPrefix(e, "run journalctl") // errors of the record do not stop a change
 			}) {
 				t.Fatalf("killed at %d (%s): the command succeeded", n, at)
 			}

@@ -268,7 +268,7 @@ func cutSinceReady(t *testing.T, w *world, look func(cut *world, ignition, at st
 	for n := slices.Index(whole.EffectNames, "write "+member.ReadyMark); n < len(whole.EffectNames); n += everyCut() {
 		cut := w.clone(t)
 		cut.PowerCutAt = n + 1
-		if err := cut.boot(); err != nil { // an error of the report stops nothing
+		if err := cut.boot(); err != nil { // an error of the report does not stop first boot
 			t.Logf("cut at %s: %v", cut.EffectNames[len(cut.EffectNames)-1], err)
 		}
 		for range 2 {

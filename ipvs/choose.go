@@ -12,7 +12,7 @@ import (
 type candidate struct {
 	Addr  netip.AddrPort
 	State State
-	// Lost is set if it does not answer: it could come back as an API server of another cluster.
+	// Lost is set if the API server does not answer. It could come back in another cluster.
 	Lost bool
 	// Slow is set if it is down only because its answers are late.
 	Slow bool

@@ -18,7 +18,6 @@
 //     its machine is running.
 //   - An action that could lose data requires an instruction from a person, which names the
 //     control-plane node whose data is kept.
-//     control-plane node to keep.
 package etcdmember
 
 import (
@@ -52,8 +51,8 @@ const (
 type Peer struct {
 	Name  string
 	State PeerState
-	// Permit is the bootstrap permit in its Site if it is Blank or Spent; empty if its program is
-	// older than permits.
+	// Permit is the bootstrap permit in the Site of a Blank or Spent peer. It is empty if the
+	// peer's program is older than permits.
 	Permit string
 }
 

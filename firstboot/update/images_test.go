@@ -362,8 +362,8 @@ func TestImagesInterrupted(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.complete()
-	// Only the end of the image with its index is sent again, and the
-	// initrd, which was not downloaded yet.
+	// Only the end of the image, with the index, is sent again. The initrd was not downloaded
+	// before.
 	if s.sent > 3<<20 {
 		t.Errorf("%d bytes were sent again", s.sent)
 	}

@@ -229,8 +229,8 @@ func TestOrder(t *testing.T) {
 	b.says(order.StateDone, alreadyRuns)
 }
 
-// TestOrderOfTheSameImage checks an order for the image that the machine runs already, of which it
-// has no record.
+// TestOrderOfTheSameImage checks an order for the image that the machine runs already. The machine
+// has no record of an order.
 func TestOrderOfTheSameImage(t *testing.T) {
 	b := newOrdered(t)
 	b.images = newLine(b.box, "old.raw.zst")
@@ -302,8 +302,8 @@ func TestOrderHeld(t *testing.T) {
 	}
 }
 
-// TestOrderWithdrawn checks that an order that is withdrawn, changed or halted before the boot
-// entry is written is stopped.
+// TestOrderWithdrawn checks that an order is stopped if it is withdrawn, changed or halted before
+// the boot entry is written.
 func TestOrderWithdrawn(t *testing.T) {
 	for name, change := range map[string]func(b *ordered){
 		"withdrawn": func(b *ordered) { delete(b.annotations, order.AnnotationOrder) },
@@ -593,8 +593,8 @@ func TestOrderHeldForDays(t *testing.T) {
 	}
 }
 
-// TestOrderConfirmedLate checks that once everything is downloaded, nightly power cuts before hold
-// is read use up no attempts.
+// TestOrderConfirmedLate checks nightly power cuts after the download and before hold is read. They
+// use up no attempts.
 func TestOrderConfirmedLate(t *testing.T) {
 	b := newOrdered(t)
 	b.give()
