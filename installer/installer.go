@@ -285,8 +285,8 @@ func (r *run) choose(disks []seen) (choice, error) {
 	case len(installed) > 0 && (only || !r.c.Reinstall):
 		return choice{}, wait(r.list("this machine already has disks with an edgebake image, so nothing is installed. Remove the installer and start one of these disks; or make an installer with --reinstall:", disks)...)
 	}
-	// Let the rule compare all disks, also those too small for the image: if the smallest disk is
-	// too small, the second smallest may hold the machine's data.
+	// Except for OnlyDisk, the rule also compares disks that are too small for the image: if the
+	// smallest disk is too small, the second smallest may hold the machine's data.
 	var candidates []device.Disk
 	for i := range disks {
 		if s := &disks[i]; r.c.Disk != device.OnlyDisk || s.unfit(r.c) == "" {

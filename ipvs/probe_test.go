@@ -446,8 +446,8 @@ func TestSensing(t *testing.T) {
 }
 
 // TestStranger checks a node that has not joined, for which kube-apiserver closes the connection
-// after every answer. These closes are no faults, there are few requests, each on its own
-// connection, and a kill between requests is detected at once.
+// after every answer. These closes are no faults. There are few requests, each on its own
+// connection. A kill between requests is detected at once.
 func TestStranger(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	synctest.Test(t, func(t *testing.T) {
