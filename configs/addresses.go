@@ -11,10 +11,10 @@ import (
 	"github.com/edgebake/edgebake/configs/forms"
 )
 
-// Subnet is an address of the machine with its network.
+// Subnet is an address of the machine with its prefix length.
 type Subnet struct {
 	netip.Prefix
-	Path string // path of the field that has the address
+	Path string // path of the field that contains the address
 }
 
 // Subnets returns the valid addresses of all interfaces and VLANs.
@@ -30,8 +30,8 @@ func (n *Network) Subnets() []Subnet {
 	return out
 }
 
-// UsesDHCP reports whether any interface or VLAN gets addresses, and perhaps DNS servers, from DHCP
-// or from router advertisements.
+// UsesDHCP reports whether any interface or VLAN gets its addresses, and perhaps DNS servers, from
+// DHCP or router advertisements.
 func (n *Network) UsesDHCP() bool {
 	for _, a := range n.addressings() {
 		if a.DHCP || a.AcceptRA {
@@ -41,8 +41,8 @@ func (n *Network) UsesDHCP() bool {
 	return len(n.Interfaces) == 0
 }
 
-// validateVIPUse reports fields whose address is the VIP, and a VIP inside one of the machine's
-// networks.
+// validateVIPUse reports each field whose address is the VIP, and a VIP inside a network of the
+// machine.
 func (s *Site) validateVIPUse(probs *Problems) {
 	vip, err := netip.ParseAddr(s.VIP)
 	if err != nil || s.IPVS.Disabled {
@@ -89,8 +89,8 @@ func (s *Site) validateVIPUse(probs *Problems) {
 	}
 }
 
-// validateMasterUse reports API servers whose address is this machine's own, or is one in this
-// machine's networks that no machine can have.
+// validateMasterUse reports each API server whose address is this machine's own, or cannot belong
+// to any machine in this machine's networks.
 func (s *Site) validateMasterUse(probs *Problems) {
 	subnets := s.Network.Subnets()
 	for i, m := range s.Masters {
@@ -126,8 +126,8 @@ func (s *Site) validateMasterUse(probs *Problems) {
 	}
 }
 
-// validateServerUse reports servers whose address is this machine's own, or is one that no machine
-// can have.
+// validateServerUse reports each server whose address is this machine's own, or cannot belong to
+// any machine.
 func (s *Site) validateServerUse(probs *Problems) {
 	subnets := s.Network.Subnets()
 	nobody := func(path, host string) {
@@ -179,9 +179,9 @@ func (s *Site) validateServerUse(probs *Problems) {
 	}
 }
 
-// OtherAddress returns the first static address of the other family on the interface that has the
-// address own, or the zero Addr. Addresses from DHCP or a router do not count, because kubelet's
-// --node-ip must not change.
+// OtherAddress finds the interface with the address own, and returns its first static address of
+// the other family, or the zero Addr. It ignores addresses from DHCP and router advertisements,
+// because kubelet's --node-ip must not change.
 func (n Network) OtherAddress(own netip.Addr) netip.Addr {
 	for _, addressing := range n.addressings() {
 		has, other := false, netip.Addr{}
@@ -203,8 +203,8 @@ func (n Network) OtherAddress(own netip.Addr) netip.Addr {
 	return netip.Addr{}
 }
 
-// BothAddresses returns own and its OtherAddress, separated by a comma, or "" if there is no
-// OtherAddress.
+// BothAddresses returns own and its OtherAddress, separated by a comma. It returns "" if there is
+// no OtherAddress.
 func (n Network) BothAddresses(own string) string {
 	addr, err := netip.ParseAddr(own)
 	if err != nil {

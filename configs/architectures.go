@@ -12,15 +12,14 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// fieldArch is the name of a field that may have one value or a list.
+// fieldArch is the name of the field for the architecture, which may be a value or a list.
 const fieldArch = "arch"
 
-// Architectures returns the architectures for which images can be built, as Go names them.
+// Architectures returns the supported architectures, with the names that Go uses.
 func Architectures() []string { return []string{"amd64", "arm64"} }
 
-// ParseImages parses an Image document and returns one Image per architecture. The architectures
-// are archs or, if archs is empty, those in the field arch. A problem that several Images have is
-// reported once.
+// ParseImages parses an Image document and returns one Image for each architecture in archs or, if
+// archs is empty, in the field arch. It reports a problem that several Images have once.
 func ParseImages(name string, data []byte, archs ...string) ([]*Image, error) {
 	d, err := Read(name, data)
 	if err != nil {
@@ -29,7 +28,7 @@ func ParseImages(name string, data []byte, archs ...string) ([]*Image, error) {
 	return d.Images(archs...)
 }
 
-// Images is like ParseImages, for a document that has been read already.
+// Images is ParseImages for a document that has already been read.
 func (d *Document) Images(archs ...string) ([]*Image, error) {
 	doc := d.Document
 	if doc.Kind != KindImage {
@@ -43,7 +42,7 @@ func (d *Document) Images(archs ...string) ([]*Image, error) {
 	var all Problems
 	for i, n := range nodes {
 		one := doc
-		if i > 0 { // read it again: decoding modifies the tree
+		if i > 0 { // decoding changes the tree, so read it again
 			one, _ = strict.Read(doc.File, d.Data, documentFormat)
 		}
 		if n != nil {
@@ -73,7 +72,7 @@ func (d *Document) Images(archs ...string) ([]*Image, error) {
 	return images, nil
 }
 
-// sharedDigests reports a digest that two different files have.
+// sharedDigests reports a digest that is given for two different files.
 func sharedDigests(a, b *Image) (probs Problems) {
 	check := func(path string, a, b *FileSource) {
 		if a != nil && b != nil && (a.File != b.File || a.URL != b.URL) && a.SHA256 != "" && a.SHA256 == b.SHA256 {
@@ -106,9 +105,9 @@ func ListedArchitectures(data []byte) []string {
 	return []string{Architectures()[0]} // the default of the field
 }
 
-// architectures returns a value of the field arch for each Image: each given architecture, or each
-// one in the document. A nil value means the default. Given ones get the position of the field in
-// the document.
+// architectures returns the value of the field arch for each Image: the given architectures or, if
+// there are none, those of the document. A nil value means the default. The values for given
+// architectures have the position of the field in the document.
 func architectures(doc *strict.Document, given []string) ([]*yaml.Node, error) {
 	n := yamltree.Get(doc.Root, fieldArch)
 	if len(given) > 0 {
@@ -144,10 +143,10 @@ func architectures(doc *strict.Document, given []string) ([]*yaml.Node, error) {
 	return nodes, doc.Probs.Err()
 }
 
-// archInPath stands for the architecture in fields that have the tag path.
+// archInPath is the placeholder for the architecture in fields with the tag path.
 const archInPath = "{arch}"
 
-// expandPaths replaces {arch} in paths.
+// expandPaths replaces {arch} in paths by the architecture.
 func (i *Image) expandPaths() {
 	strict.Walk(i, func(f strict.Field) {
 		if f.Tag.Get("path") != "" {
@@ -156,7 +155,7 @@ func (i *Image) expandPaths() {
 	})
 }
 
-// PackagesFor returns the packages for an architecture, without the " [ARCH]" of their items.
+// PackagesFor returns the packages for an architecture. It removes " [ARCH]" from their items.
 func (b *DebianBase) PackagesFor(arch string) []string {
 	var all []string
 	for _, p := range b.Packages {

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestSeveralArchitectures checks that a document yields one Image for each listed architecture,
-// with the architecture's defaults, paths and packages.
+// TestSeveralArchitectures checks that a document gives one Image for each listed architecture,
+// with its own defaults, paths and packages.
 func TestSeveralArchitectures(t *testing.T) {
 	doc := strings.Replace(smallImage, "kind: Image\n", `kind: Image
 arch: [amd64, arm64]
@@ -43,7 +43,7 @@ files: [{path: /etc/motd, contents: "{{.Arch}}", template: true}]
 	}
 }
 
-// TestOneDigestForTwo checks that the same digest for the files of two architectures is rejected.
+// TestOneDigestForTwo checks that one digest for the files of two architectures is rejected.
 func TestOneDigestForTwo(t *testing.T) {
 	i := strings.Index(smallImage, "base:")
 	doc := smallImage[:i] + "arch: [amd64, arm64]\nbase: {tar: {url: \"https://example.test/{arch}.tar\", sha256: " + strings.Repeat("ab", 32) + "}}\n"
@@ -59,7 +59,7 @@ func TestOneDigestForTwo(t *testing.T) {
 	}
 }
 
-// TestGivenArchitectures checks that given architectures replace those of the document.
+// TestGivenArchitectures checks that given architectures replace those in the document.
 func TestGivenArchitectures(t *testing.T) {
 	for doc, listed := range map[string][]string{
 		smallImage:                     {"amd64"},
@@ -90,8 +90,8 @@ func TestPackagesForArchitectures(t *testing.T) {
 	}
 }
 
-// TestDigestsForArchitectures checks that if a file has the same name for all architectures, a
-// digest is required for each.
+// TestDigestsForArchitectures checks that a digest for each architecture is required if a file has
+// the same name for all of them.
 func TestDigestsForArchitectures(t *testing.T) {
 	sums := func(names ...string) string {
 		var b strings.Builder

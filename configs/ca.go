@@ -10,7 +10,7 @@ import (
 	"github.com/edgebake/edgebake/configs/forms"
 )
 
-// CAPins returns the accepted hashes of the cluster's CA: those in caCertHashes and those of the
+// CAPins returns the hashes of the accepted cluster CAs: those in caCertHashes, and those of the
 // certificates in caCert. If there are none, the node joins any cluster.
 func (s *Site) CAPins() []string {
 	pins := slices.Clone(s.CACertHashes)
@@ -28,8 +28,8 @@ func caPin(c *x509.Certificate) string {
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-// validateCA validates caCert and caFile. atDesk is set in the edgebake command, which is the only
-// program that reads caFile.
+// validateCA validates caCert and caFile. atDesk means that the edgebake command validates the
+// Site: no other program reads caFile.
 func (s *Site) validateCA(atDesk bool, probs *Problems) {
 	switch {
 	case s.CACert != "" && s.CAFile != "":

@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// testCert makes a certificate (PEM) and its pin.
+// testCert makes a certificate and returns it in PEM, with its pin.
 func testCert(t *testing.T, name string, isCA bool) (pemText, pin string) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -37,7 +37,7 @@ func testCert(t *testing.T, name string, isCA bool) (pemText, pin string) {
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})), caPin(c)
 }
 
-// siteWith returns a Site with this CA and without pins.
+// siteWith returns a Site with these further lines, which must identify the CA.
 func siteWith(lines ...string) []byte {
 	return []byte("apiVersion: edgebake.io/v1alpha1\nkind: Site\nmasters: [10.0.0.1:6443]\ncredentials: {token: abcdef.0123456789abcdef}\n" + strings.Join(lines, "\n") + "\n")
 }
@@ -55,7 +55,7 @@ func TestSiteCA(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		lines []string
-		want  string // part of the problem; empty: valid
+		want  string // part of the problem; empty if the Site is valid
 		pins  []string
 	}{
 		{"the CA alone", []string{inlineCert(ca)}, "", []string{pin}},
@@ -93,8 +93,8 @@ func TestSiteCA(t *testing.T) {
 	}
 }
 
-// TestCAFileIsForStamping checks that on a node the file does not exist, and a Site with caFile
-// must not join an unverified cluster.
+// TestCAFileIsForStamping checks that caFile is rejected on a node, where the file does not exist:
+// the node must not join a cluster that it cannot verify.
 func TestCAFileIsForStamping(t *testing.T) {
 	if _, err := ParseSite("site.yaml", siteWith("caFile: ca.crt")); err != nil {
 		t.Error(err)

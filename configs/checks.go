@@ -15,7 +15,7 @@ import (
 	"github.com/edgebake/edgebake/configs/strict"
 )
 
-// FieldChecks are the functions for the tag check. Those for secrets do not quote the value.
+// FieldChecks contains the functions for the tag check. Those for secrets do not quote the value.
 var FieldChecks = strict.Checks{
 	"imageName":       matching(imageName, "is not an image's name: lower-case letters, digits, -, _ and ., at most 63, with a letter or digit at both ends"),
 	"suite":           matching(suiteName, "is not the name of a suite, e.g. trixie"),
@@ -73,8 +73,8 @@ var FieldChecks = strict.Checks{
 	"endpoint":     badEndpoint,
 }
 
-// matching returns a check that a value matches a pattern. In its message, words follow the quoted
-// value.
+// matching returns a check that a value matches a pattern. Its message is the quoted value,
+// followed by words.
 func matching(form *regexp.Regexp, words string) func(string) string {
 	return func(s string) string {
 		if form.MatchString(s) {
@@ -200,7 +200,7 @@ func badMAC(s string) string {
 	return ""
 }
 
-// badCardMAC is like badMAC, but also requires that systemd can parse the address.
+// badCardMAC is badMAC, but also requires that systemd can parse the address.
 func badCardMAC(s string) string {
 	if _, err := net.ParseMAC(s); err != nil {
 		return fmt.Sprintf("%q is not the MAC address of an interface, e.g. 52:54:00:12:34:56", strict.Shorten(s))
@@ -208,7 +208,8 @@ func badCardMAC(s string) string {
 	return badMAC(s)
 }
 
-// badPSK returns why s is neither a passphrase nor a key of IEEE 802.11, or "".
+// badPSK returns why s is neither a passphrase nor a key of IEEE 802.11, or "" if it is one of
+// them.
 func badPSK(s string) string {
 	if !pskHex.MatchString(s) && (len(s) < 8 || len(s) > 63 || strings.ContainsFunc(s, func(r rune) bool { return r < 0x20 || r > 0x7e })) {
 		return "must be 8 to 63 printable ASCII characters, or 64 hexadecimal digits"
@@ -246,8 +247,8 @@ func badCAHash(s string) string {
 	return matching(forms.CAHash, "is not sha256: followed by 64 hexadecimal digits")(s)
 }
 
-// badNodePool returns why s is not the name of a node pool, or "". It also checks a flag of
-// firstboot convert; see CheckHub.
+// badNodePool returns why s is not the name of a node pool, or "". CheckHub uses it for a flag of
+// firstboot convert.
 func badNodePool(s string) string {
 	if forms.IsDNSName(s) && len(s) <= 63 {
 		return ""
@@ -276,8 +277,7 @@ func badJoinPhase(s string) string {
 	return matching(skipPhase, "is not the name of a phase of kubeadm join, e.g. preflight or kubelet-wait-bootstrap")(s)
 }
 
-// oneWord reports whether s can be an item of a comma-separated list on a
-// command line.
+// oneWord reports whether s can be an item of a comma-separated list on a command line.
 func oneWord(s string) bool {
 	return s != "" && !strings.ContainsFunc(s, func(r rune) bool { return r == ',' || unicode.IsSpace(r) || unicode.IsControl(r) })
 }
@@ -319,7 +319,7 @@ func badEndpoint(s string) string {
 // repeats is the set of texts that have occurred in a list.
 type repeats map[string]bool
 
-// again reports whether text has occurred before, and records it.
+// again reports whether text has occurred before. It also records text.
 func (r repeats) again(text string) bool {
 	was := r[text]
 	r[text] = true

@@ -21,7 +21,7 @@ import (
 	"golang.org/x/tools/txtar"
 )
 
-// TestWrongKind checks that the error of each parser names the expected kind of document.
+// TestWrongKind checks that the error about a document of another kind names the expected kind.
 func TestWrongKind(t *testing.T) {
 	if _, err := parseImage("a", []byte(examples.Site)); err == nil || !strings.Contains(err.Error(), "expected a document of kind Image, got one of kind Site") {
 		t.Error(err)
@@ -120,8 +120,8 @@ func TestValidateChangesNothing(t *testing.T) {
 	}
 }
 
-// TestScalarsAsTheyStand checks that versions, modes and labels that look like numbers keep their
-// text.
+// TestScalarsAsTheyStand checks that versions, modes and labels keep their text, even if it looks
+// like a number.
 func TestScalarsAsTheyStand(t *testing.T) {
 	s := mustSite(t, smallSite+"labels: {a: true, b: 1.10, c: 0755, d: 2026-01-01, e: yes, f: ~}\n")
 	want := map[string]string{"a": "true", "b": "1.10", "c": "0755", "d": "2026-01-01", "e": "yes", "f": ""}
@@ -130,7 +130,8 @@ func TestScalarsAsTheyStand(t *testing.T) {
 	}
 }
 
-// TestEditors checks that YAML as written by editors on other systems and by programs is accepted.
+// TestEditors checks that the parsers accept YAML as editors on other systems, and programs, write
+// it.
 func TestEditors(t *testing.T) {
 	want := mustSite(t, smallSite)
 	for name, doc := range map[string]string{
@@ -150,7 +151,7 @@ func TestEditors(t *testing.T) {
 	}
 }
 
-// TestAliases checks that anchors work, and cannot make a document too large.
+// TestAliases checks that aliases work, but cannot make a document too large.
 func TestAliases(t *testing.T) {
 	s := mustSite(t, smallSite+"taints: [&t {key: a, effect: NoSchedule}]\nlabels: {x: &v hello, y: *v}\n")
 	if s.Labels["y"] != "hello" {
@@ -165,7 +166,7 @@ func TestAliases(t *testing.T) {
 	}
 }
 
-// fill sets every field of v to a value that needs quoting.
+// fill sets every field of v to a value that YAML must quote.
 func fill(v reflect.Value, depth int) {
 	switch {
 	case v.Type() == reflect.TypeFor[Secret]():
@@ -192,8 +193,8 @@ func fill(v reflect.Value, depth int) {
 	}
 }
 
-// TestEncode checks that the slot's document contains every field, and is parsed to the same value;
-// the public form differs only in the secrets.
+// TestEncode checks that the document in the slot contains every field and is parsed to the same
+// value. The public form must differ only in the secrets.
 func TestEncode(t *testing.T) {
 	site := new(Site)
 	fill(reflect.ValueOf(site).Elem(), 0)
@@ -218,7 +219,7 @@ func TestEncode(t *testing.T) {
 		t.Errorf("no secrets:\n%s", slot)
 	}
 
-	// A complete Site, through the parsers.
+	// Encode a complete, parsed Site.
 	s := mustSite(t, examples.Site)
 	slot, err = EncodeSlot(s)
 	if err != nil {
@@ -227,7 +228,7 @@ func TestEncode(t *testing.T) {
 	if again := mustSite(t, string(slot)); !reflect.DeepEqual(s, again) {
 		t.Errorf("the round trip changed the document:\n%s", slot)
 	}
-	// The form after the token is wiped.
+	// Encode the Site as it is after the token was wiped.
 	s.Credentials = Credentials{}
 	public, err := EncodeSlot(s)
 	if err != nil {
@@ -245,7 +246,7 @@ func TestEncode(t *testing.T) {
 	}
 }
 
-// TestSecretsStayHidden prints a Site with every printing function of Go.
+// TestSecretsStayHidden prints a Site with every function of Go that prints values.
 func TestSecretsStayHidden(t *testing.T) {
 	const secret = "s3cretS3CRETs3cret"
 	site := new(Site)
@@ -326,7 +327,7 @@ func TestParseSize(t *testing.T) {
 	}
 }
 
-// TestKubeletMaySet compares the function with the results of kubelet v1.36.3 for
+// TestKubeletMaySet compares kubeletMaySet with the behaviour of kubelet v1.36.3 for
 // --node-labels=KEY=1.
 func TestKubeletMaySet(t *testing.T) {
 	for key, want := range map[string]bool{
@@ -346,7 +347,7 @@ func TestKubeletMaySet(t *testing.T) {
 	}
 }
 
-// TestSSHKeys checks that the types of keys that sshd accepts are valid, with and without options.
+// TestSSHKeys checks that all types of keys that sshd accepts are valid, with and without options.
 func TestSSHKeys(t *testing.T) {
 	key := func(kind string) string {
 		blob := binary.BigEndian.AppendUint32(nil, uint32(len(kind)))
@@ -372,7 +373,7 @@ func TestSSHKeys(t *testing.T) {
 }
 
 // FuzzParse checks that no document makes a parser panic, that every problem has a position, and
-// that an accepted document can be encoded for the slot and read again.
+// that an accepted document can be encoded for the slot and parsed again.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(examples.Image))
 	f.Add([]byte(examples.Site))
@@ -419,7 +420,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// FuzzIgnition checks that no config makes Ignition's library panic when package ignition calls it.
+// FuzzIgnition checks that no Ignition config makes package ignition panic.
 func FuzzIgnition(f *testing.F) {
 	f.Add([]byte(`{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/a","contents":{"source":"data:,x"}}]}}`))
 	f.Add([]byte(`{"ignition":{"version":"3.0.0"},"systemd":{"units":[{"name":"a.service","enabled":true}]}}`))
@@ -431,7 +432,7 @@ func FuzzIgnition(f *testing.F) {
 	})
 }
 
-// TestIgnitionIsJSON checks that the error for another file, or for a Butane config, names the
+// TestIgnitionIsJSON checks that the error for a Butane config, or for another file, names the
 // cause.
 func TestIgnitionIsJSON(t *testing.T) {
 	const tail = "; a Butane config must be translated first (butane --strict)"
@@ -479,7 +480,7 @@ func TestAccepted(t *testing.T) {
 	}
 }
 
-// parseAny reads an Image, a Site or an Inventory.
+// parseAny parses an Image, a Site or an Inventory.
 func parseAny(name string, data []byte) (any, error) {
 	d, err := Read(name, data)
 	if err != nil {
@@ -494,7 +495,7 @@ func parseAny(name string, data []byte) (any, error) {
 	return d.Site(Secret{}, false)
 }
 
-// parseImage reads an Image for the first of its architectures.
+// parseImage parses an Image for the first of its architectures.
 func parseImage(name string, data []byte) (*Image, error) {
 	all, err := ParseImages(name, data)
 	if err != nil {

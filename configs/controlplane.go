@@ -50,8 +50,7 @@ type SiteControlPlane struct {
 	Kubeadm string `yaml:"kubeadm" json:"kubeadm" text:"lines"`
 }
 
-// Documents returns kubeadm's documents for this machine. The Site must be
-// valid.
+// Documents returns the kubeadm documents for this machine. The Site must be valid.
 func (c *SiteControlPlane) Documents() kubeadm.Documents {
 	docs, _ := kubeadm.ReadText(c.Kubeadm)
 	return docs
@@ -115,7 +114,7 @@ func (m ControlPlaneMember) PeerURL() string {
 	return "https://" + net.JoinHostPort(m.Address, EtcdPeerPort)
 }
 
-// Self returns this machine's entry in the Site's members. The Site must be valid.
+// Self returns this machine's entry in members. The Site must be valid.
 func (s *Site) Self() ControlPlaneMember {
 	for _, m := range s.ControlPlane.Members {
 		if m.Name == s.NodeName {
@@ -125,7 +124,8 @@ func (s *Site) Self() ControlPlaneMember {
 	panic("BUG: the member of a Site that was not validated")
 }
 
-// BootstrapEnd returns BootstrapUntil as a time; zero if this Site may not initialize the cluster.
+// BootstrapEnd returns BootstrapUntil as a time. It is zero if this Site must not initialize the
+// cluster.
 func (c *SiteControlPlane) BootstrapEnd() time.Time {
 	t, err := time.Parse(time.RFC3339, c.BootstrapUntil)
 	if err != nil {
@@ -134,8 +134,8 @@ func (c *SiteControlPlane) BootstrapEnd() time.Time {
 	return t
 }
 
-// validateControlPlane validates the fields for control-plane nodes. Other nodes must not have
-// them.
+// validateControlPlane validates the fields for control-plane nodes, which other nodes must not
+// have.
 func (s *Site) validateControlPlane(credentials bool, probs *Problems) {
 	if s.NodeType != NodeControlPlane {
 		if s.ControlPlane != nil {
@@ -180,7 +180,7 @@ func (s *Site) validateControlPlane(credentials bool, probs *Problems) {
 	}
 }
 
-// validateLostMembers validates the fields about absent or lost members.
+// validateLostMembers validates the fields about absent and lost members.
 func (s *Site) validateLostMembers(probs *Problems) {
 	c := s.ControlPlane
 	member := func(name string) bool {
@@ -248,8 +248,7 @@ func hostOf(hostPort string) string {
 	return host
 }
 
-// validateKubeadmDocuments validates the kubeadm documents, and checks that they agree with the
-// Site.
+// validateKubeadmDocuments validates the kubeadm documents, and checks them against the Site.
 func (s *Site) validateKubeadmDocuments(probs *Problems) {
 	const path = "controlPlane.kubeadm"
 	docs, bad := kubeadm.ReadText(s.ControlPlane.Kubeadm)
@@ -291,7 +290,7 @@ func (s *Site) validateKubeadmDocuments(probs *Problems) {
 	}
 }
 
-// EtcdDataDir is etcd's data directory.
+// EtcdDataDir is the data directory of etcd.
 const EtcdDataDir = "/var/lib/etcd"
 
 // KubernetesCA is the Base of the CA that every component of a cluster trusts.
@@ -299,11 +298,11 @@ const KubernetesCA = "ca"
 
 // ClusterCA is one of a cluster's CAs.
 type ClusterCA struct {
-	// Base is the path of the CA's files without .crt or .key, relative to kubeadm's certificate
-	// directory.
+	// Base is the path of the CA's files, relative to kubeadm's certificate directory, without the
+	// extension .crt or .key.
 	Base string
-	Name string // common name, the same as kubeadm's
-	// Of returns the CA's pair from a cluster's keys.
+	Name string // common name, the same as in kubeadm
+	// Of returns the key pair of this CA from a cluster's keys.
 	Of    func(*ClusterKeys) *KeyPair
 	field string // name of the field in ClusterKeys
 }
@@ -317,7 +316,8 @@ func ClusterCAs() []ClusterCA {
 	}
 }
 
-// validate checks that each key matches its certificate, and that the Site pins the cluster's CA.
+// validate checks that each key belongs to its certificate, and that the Site accepts the cluster's
+// CA.
 func (k *ClusterKeys) validate(s *Site, probs *Problems) {
 	pins, field := s.CACertHashes, "caCertHashes"
 	if len(pins) == 0 {

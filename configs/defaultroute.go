@@ -2,8 +2,8 @@ package configs
 
 import "net/netip"
 
-// ServicesAreV4 reports whether the cluster's Services are assumed to have IPv4 addresses. They are
-// assumed to have the family of the VIP.
+// ServicesAreV4 reports whether the Services of the cluster have IPv4 addresses. It assumes that
+// they have the family of the VIP.
 func (s *Site) ServicesAreV4() bool {
 	vip, err := netip.ParseAddr(s.VIP)
 	return err != nil || vip.Is4()
@@ -32,8 +32,8 @@ func (n *Network) GivesDefaultRoute(v4 bool) bool {
 // advertisements.
 func (a Addressing) learns(v4 bool) bool { return a.DHCP || a.AcceptRA && !v4 }
 
-// NeedsRoute reports whether the interface has addresses of a family, but no default route with
-// them.
+// NeedsRoute reports whether the interface has addresses of a family, but no default route for that
+// family.
 func (a Addressing) NeedsRoute(v4 bool) bool {
 	if v4 && a.DHCP && a.NoDefaultRoute {
 		return true

@@ -15,12 +15,12 @@ import (
 	"golang.org/x/tools/txtar"
 )
 
-// The following tests cover all kinds of documents. They are in package configs_test, because
-// clusterdoc imports configs.
+// These tests cover all kinds of documents. They are in package configs_test, because clusterdoc
+// imports configs.
 
 var update = flag.Bool("update", false, "rewrite the golden files, schemas and references")
 
-// golden compares got with the file, or writes it with -update.
+// golden compares got with a file. With -update, it writes the file.
 func golden(t *testing.T, file string, got []byte) {
 	t.Helper()
 	if *update {
@@ -41,8 +41,7 @@ func golden(t *testing.T, file string, got []byte) {
 	}
 }
 
-// TestBad reads each broken document of testdata/bad and compares all the
-// problems found.
+// TestBad reads each invalid document in testdata/bad and compares all problems.
 func TestBad(t *testing.T) {
 	cases, err := filepath.Glob("testdata/bad/*.txtar")
 	if err != nil || len(cases) < 50 {

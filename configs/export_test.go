@@ -1,6 +1,6 @@
 package configs
 
-// Patterns of fields, for the schemas that the tests generate.
+// Patterns of fields for the schemas, which tests in package configs_test generate.
 var (
 	ConsoleForm   = consoleForm
 	CountryCode   = countryCode

@@ -20,8 +20,8 @@ import (
 	"github.com/invopop/jsonschema"
 )
 
-// comments returns the comment of each type ("Image") and field ("Image.Name") in
-// the sources, as one paragraph.
+// comments returns the comment of each type ("Image") and of each field ("Image.Name") in the
+// source files, as one paragraph.
 func comments(t *testing.T) map[string]string {
 	t.Helper()
 	docs := map[string]string{}
@@ -54,8 +54,8 @@ func comments(t *testing.T) map[string]string {
 	return docs
 }
 
-// fieldDoc returns a field's comment, worded for people who write YAML: "Name is the node's"
-// becomes "The node's", but "Name of the node" stays the same.
+// fieldDoc returns the comment of a field in words for people who write YAML: "Name is the node's"
+// becomes "The node's", while "Name of the node" stays the same.
 func fieldDoc(docs map[string]string, t reflect.Type, f reflect.StructField) string {
 	doc := docs[t.Name()+"."+f.Name]
 	rest, ok := strings.CutPrefix(doc, f.Name+" ")
@@ -70,7 +70,7 @@ func fieldDoc(docs map[string]string, t reflect.Type, f reflect.StructField) str
 	for _, verb := range []string{"is ", "are "} {
 		rest = strings.TrimPrefix(rest, verb)
 	}
-	// Values are shown as they are written in a document.
+	// Keep the case of a value as it is written in a document.
 	first, _, _ := strings.Cut(rest, " ")
 	first = strings.TrimRight(first, ",.:;")
 	if slices.Contains(strict.TagValues(f, "enum"), first) || slices.Contains(strict.TagValues(f, "default"), first) {
@@ -79,8 +79,8 @@ func fieldDoc(docs map[string]string, t reflect.Type, f reflect.StructField) str
 	return strings.ToUpper(rest[:1]) + rest[1:]
 }
 
-// TestEveryFieldIsExplained checks that every field has a comment, and that its JSON name equals
-// its YAML name.
+// TestEveryFieldIsExplained checks that every field has a comment, and that its names in JSON and
+// YAML are the same.
 func TestEveryFieldIsExplained(t *testing.T) {
 	docs := comments(t)
 	for _, root := range []reflect.Type{reflect.TypeFor[configs.Image](), reflect.TypeFor[configs.Site](), reflect.TypeFor[configs.Inventory](), reflect.TypeFor[clusterdoc.Cluster]()} {
@@ -92,7 +92,8 @@ func TestEveryFieldIsExplained(t *testing.T) {
 		walkTypes(root, map[reflect.Type]bool{}, func(st reflect.Type) {
 			for i := range st.NumField() {
 				f := st.Field(i)
-				// yaml's omitempty omits a struct without values, like json's omitzero.
+				// omitempty of package yaml omits a struct without values, like omitzero of package
+				// json.
 				json := strings.Replace(f.Tag.Get("json"), "omitzero", "omitempty", 1)
 				if !f.Anonymous && json != f.Tag.Get("yaml") {
 					t.Errorf("%s.%s: json and yaml tags differ", st.Name(), f.Name)
@@ -167,7 +168,7 @@ func TestSchemas(t *testing.T) {
 	}
 }
 
-// partSites changes the Sites in an Inventory's schema to parts of a Site: no field is required,
+// partSites changes the schema of an Inventory's sites to parts of a Site: no field is required,
 // and apiVersion and kind are forbidden.
 func partSites(s *jsonschema.Schema) {
 	for _, name := range []string{"Site", "InventorySite"} {
@@ -176,19 +177,19 @@ func partSites(s *jsonschema.Schema) {
 			d.Properties.Delete(field)
 		}
 		if name == "Site" {
-			d.Properties.Delete("match") // defaults apply to all machines
+			d.Properties.Delete("match") // the defaults apply to all machines
 		}
 		d.Required = slices.DeleteFunc(d.Required, func(field string) bool { return field != "match" })
 	}
 }
 
-// row is one field of the reference.
+// row is the line for one field in the reference.
 type row struct {
 	path, typ, def string
 	required       bool
 	allowed        []string
 	doc            string
-	section        bool // the field is a struct, whose fields follow
+	section        bool // the field is a struct, whose fields follow in further rows
 }
 
 func rows(docs map[string]string, root reflect.Type) []row {
@@ -197,7 +198,7 @@ func rows(docs map[string]string, root reflect.Type) []row {
 	walk = func(t reflect.Type, path string) {
 		for i := range t.NumField() {
 			f := t.Field(i)
-			if !f.IsExported() || f.Anonymous { // Anonymous: the Site in an Inventory, which has a section of its own
+			if !f.IsExported() || f.Anonymous { // the Site in an Inventory, which has its own section, is an anonymous field
 				continue
 			}
 			r := row{path: strict.Join(path, strict.FieldName(f)), required: strict.Required(f), doc: fieldDoc(docs, t, f), allowed: strict.TagValues(f, "enum")}
@@ -252,7 +253,7 @@ func code(s string) string {
 	return "`" + cell(s) + "`"
 }
 
-// TestReference compares docs/reference.md with the types.
+// TestReference compares docs/reference.md with the types and their comments.
 func TestReference(t *testing.T) {
 	docs := comments(t)
 	var b bytes.Buffer
@@ -306,7 +307,7 @@ How documents are read:
 	golden(t, "../docs/reference.md", b.Bytes())
 }
 
-// listed puts the items of a list in a comment on separate lines again.
+// listed restores the line breaks before the items of a list in a comment.
 func listed(doc string) string {
 	return strings.Replace(strings.ReplaceAll(doc, ". - ", ".\n- "), ": - ", ":\n\n- ", 1)
 }
@@ -329,8 +330,8 @@ func writeRow(b *bytes.Buffer, r row) {
 	fmt.Fprintf(b, "| `%s` | %s | %s | %s |\n", r.path, r.typ, def, doc)
 }
 
-// TestMigrationTable checks that docs/migrate.md has every flag of the tools that edgebake
-// replaces, once, and the fields that it names exist.
+// TestMigrationTable checks that docs/migrate.md lists every flag of the replaced tools once, and
+// that the fields that it names exist.
 func TestMigrationTable(t *testing.T) {
 	page, err := os.ReadFile("../docs/migrate.md")
 	if err != nil {

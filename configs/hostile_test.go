@@ -15,11 +15,11 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// hostileSite is the beginning of a Site. The tests extend it to the maximum size on an untrusted
-// stick, 256 KiB.
+// hostileSite is the beginning of a Site. The tests extend it to 256 KiB, the largest size of a
+// Site on an untrusted stick.
 const hostileSite = "apiVersion: edgebake.io/v1alpha1\nkind: Site\nnodeName: a\nmasters: [10.0.0.1:6443]\n"
 
-// packText packs a text as the manifests of a Site are packed.
+// packText packs a text in the same way as manifest.Pack packs manifests.
 func packText(t *testing.T, text string) string {
 	t.Helper()
 	var b bytes.Buffer
@@ -33,7 +33,7 @@ func packText(t *testing.T, text string) string {
 	return base64.StdEncoding.EncodeToString(b.Bytes())
 }
 
-// TestASiteThatIsABurden checks that reading a Site on an untrusted stick costs little time and
+// TestASiteThatIsABurden checks that reading any Site from an untrusted stick needs little time and
 // memory, and gives few messages.
 func TestASiteThatIsABurden(t *testing.T) {
 	many := func(n int, format string) string {
@@ -93,7 +93,7 @@ func TestASiteThatIsABurden(t *testing.T) {
 	}
 }
 
-// TestTheRest checks that omitted problems are counted after the reported ones.
+// TestTheRest checks that the last problem counts those that are not reported.
 func TestTheRest(t *testing.T) {
 	doc := hostileSite + "caCertHashes: [" + strings.Repeat("a,", 70) + "]\n"
 	_, err := ParsePublicSite("site.yaml", []byte(doc))

@@ -30,7 +30,7 @@ func mustInventory(t *testing.T, doc string) *Inventory {
 	return inv
 }
 
-// TestInventoryMerge checks the rules in the documentation of Inventory.
+// TestInventoryMerge checks the rules in the comment of the type Inventory.
 func TestInventoryMerge(t *testing.T) {
 	inv := mustInventory(t, inventoryHead+`
   - name: one
@@ -62,7 +62,7 @@ func TestInventoryMerge(t *testing.T) {
 		len(three.Network.NTP) != 0 || len(three.Network.DNS) != 2 {
 		t.Errorf("three: %+v", three.Site)
 	}
-	// The encoded Inventory is parsed to the same value.
+	// The encoded Inventory must be parsed to the same value.
 	out, err := EncodeSlotInventory(inv)
 	if err != nil {
 		t.Fatal(err)
@@ -79,8 +79,8 @@ func TestInventoryMerge(t *testing.T) {
 	}
 }
 
-// TestInventoryPlaces checks that an address must be unique within a node pool, but may be used
-// again in other pools.
+// TestInventoryPlaces checks that two sites of one node pool cannot have the same address, but
+// sites of different pools can.
 func TestInventoryPlaces(t *testing.T) {
 	const site = `
   - name: %s
@@ -95,7 +95,7 @@ func TestInventoryPlaces(t *testing.T) {
 	}
 }
 
-// TestInventoryFiles checks that the files that an Inventory names are copied into it.
+// TestInventoryFiles checks that the files named in an Inventory are copied into it.
 func TestInventoryFiles(t *testing.T) {
 	inv := mustInventory(t, strings.Replace(inventoryHead, "  caCertHashes: [sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef]\n", "  caFile: ca.crt\n", 1)+`
   - name: one
@@ -128,8 +128,8 @@ func TestInventoryFiles(t *testing.T) {
 	}
 }
 
-// TestInventoryOfThousands checks that an Inventory of 5,000 Sites is accepted, and duplicates
-// among them are found.
+// TestInventoryOfThousands checks that an Inventory of 5,000 Sites is accepted, and that duplicates
+// in it are found.
 func TestInventoryOfThousands(t *testing.T) {
 	var b strings.Builder
 	b.WriteString(inventoryHead)
@@ -147,7 +147,7 @@ func TestInventoryOfThousands(t *testing.T) {
 	}
 }
 
-// TestInventoryBomb checks that aliases cannot make a document larger than the limits.
+// TestInventoryBomb checks that aliases cannot make a document larger than the limits allow.
 func TestInventoryBomb(t *testing.T) {
 	doc := inventoryHead + "  - &a {name: a, match: {macs: &m [x, x, x, x, x, x, x, x, x, x]}}\n"
 	prev := "m"
@@ -214,7 +214,7 @@ func TestInventorySpread(t *testing.T) {
 		} else if !room && !strings.Contains(warned.Error(), "has space for 256 nodes (a /24 for each), but the Inventory has") {
 			t.Errorf("%d sites: %v", tt.sites, warned)
 		}
-		// A Site that is stamped separately contains the value.
+		// A Site that is stamped separately must contain the value.
 		text, err := EncodeSlot(&inv.Sites[0].Site)
 		if err != nil {
 			t.Fatal(err)

@@ -2,8 +2,9 @@ package configs
 
 import "github.com/edgebake/edgebake/configs/strict"
 
-// Locate returns the position of a field in a document, or of the nearest enclosing value. It
-// returns 0, 0 if data is not a document.
+// Locate returns the position of a field in a document. If the document does not contain the field,
+// it returns the position of the nearest enclosing value. It returns 0, 0 if data is not a
+// document.
 func Locate(name string, data []byte, path string) (line, col int) {
 	at := located(name, data).Find(path)
 	return at.Line, at.Col
@@ -21,8 +22,8 @@ func LocateSite(name string, data []byte, probs Problems) Problems {
 	return probs
 }
 
-// LocateInventory is like LocateSite for an Inventory; sites[i] are the problems of its i-th site.
-// If only defaults sets the field, the problem is reported in defaults, once for all sites.
+// LocateInventory is LocateSite for an Inventory. sites[i] are the problems of its i-th site. If
+// only defaults sets a field, its problem is reported there, once for all sites.
 func LocateInventory(name string, data []byte, sites []Problems) Problems {
 	r := inventoryReport{doc: located(name, data)}
 	for i, probs := range sites {
@@ -35,7 +36,7 @@ func LocateInventory(name string, data []byte, sites []Problems) Problems {
 	return r.doc.Probs
 }
 
-// located reads a document that has been read before without errors.
+// located reads a document that was read without errors before.
 func located(name string, data []byte) *strict.Document {
 	doc, probs := strict.Read(name, data, documentFormat)
 	if probs != nil {

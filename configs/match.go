@@ -44,8 +44,8 @@ func (m Match) Keys() []MatchKey {
 	return out
 }
 
-// unseen returns the first character of s that screens do not show, or 0. Text that is copied from
-// web pages and spreadsheets may contain such characters.
+// unseen returns the first invisible character of s, or 0. Text copied from web pages and
+// spreadsheets may contain such characters.
 func unseen(s string) rune {
 	for _, r := range strings.TrimSpace(s) {
 		if !unicode.IsPrint(r) {
@@ -55,7 +55,7 @@ func unseen(s string) rune {
 	return 0
 }
 
-// MatchKey is one member of a match, and the field that contains it.
+// MatchKey is one member of a match, with the field that contains it.
 type MatchKey struct{ Field, Key string }
 
 // Validate reports the problems of the match at path.

@@ -10,7 +10,7 @@ import (
 	"github.com/edgebake/edgebake/configs/strict"
 )
 
-// NodeSubnets returns the CIDRs in nodeIP, at most one per family.
+// NodeSubnets returns the CIDRs in nodeIP: at most one for each family.
 func (s *Site) NodeSubnets() []netip.Prefix {
 	subnets, _ := parseNodeSubnets(s.NodeIP)
 	return subnets
@@ -21,8 +21,8 @@ func badNodeSubnets(s string) string {
 	return bad
 }
 
-// parseNodeSubnets parses a CIDR or an address, or one of each family separated by a comma. bad
-// describes the problem; "" if there is none.
+// parseNodeSubnets parses a CIDR or an address, or one of each family separated by a comma. If the
+// text is invalid, bad describes the problem.
 func parseNodeSubnets(s string) (subnets []netip.Prefix, bad string) {
 	if s == "" {
 		return nil, ""
@@ -51,8 +51,8 @@ func parseNodeSubnets(s string) (subnets []netip.Prefix, bad string) {
 	return subnets, ""
 }
 
-// validateNodeIP reports a nodeIP that none of this machine's addresses matches. It does not report
-// it if DHCP, a router or an Ignition config may add addresses.
+// validateNodeIP reports a nodeIP that matches no address of this machine, unless DHCP, a router or
+// an Ignition config may add addresses.
 func (s *Site) validateNodeIP(probs *Problems) {
 	subnets := s.NodeSubnets()
 	if len(subnets) == 0 {
@@ -68,7 +68,7 @@ func (s *Site) validateNodeIP(probs *Problems) {
 		return
 	}
 	var own []netip.Addr
-	learned := map[bool]bool{} // families (true: IPv4) with addresses from DHCP or a router
+	learned := map[bool]bool{} // families with addresses from DHCP or a router (true: IPv4)
 	for _, a := range s.Network.addressings() {
 		learned[true] = learned[true] || a.DHCP
 		learned[false] = learned[false] || a.DHCP || a.AcceptRA

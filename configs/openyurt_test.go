@@ -8,7 +8,7 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// TestEnumsOfYurthub checks that the schema has the values that package openyurt defines.
+// TestEnumsOfYurthub checks that the schema allows the values that package openyurt defines.
 func TestEnumsOfYurthub(t *testing.T) {
 	for field, want := range map[string][]string{"Form": {openyurt.FormUnit, openyurt.FormStaticPod}, "LBMode": openyurt.LBModes()} {
 		f, ok := reflect.TypeFor[Yurthub]().FieldByName(field)

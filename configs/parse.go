@@ -8,8 +8,7 @@ import (
 	"github.com/edgebake/edgebake/configs/strict"
 )
 
-// Version is the version of all documents; APIVersion is the value of their
-// field apiVersion.
+// Version is the version of all documents. APIVersion is the value of their field apiVersion.
 const (
 	Version    = "v1alpha1"
 	APIVersion = "edgebake.io/" + Version
@@ -23,7 +22,7 @@ const (
 	KindCluster   = "Cluster"
 )
 
-// documentFormat describes edgebake's documents.
+// documentFormat describes edgebake's documents for package strict.
 var documentFormat = &strict.Format{
 	APIVersion: APIVersion,
 	Kinds:      []string{KindImage, KindSite, KindInventory, KindCluster},
@@ -33,7 +32,7 @@ var documentFormat = &strict.Format{
 	KindHint:   "; an Image describes a golden image, a Site a node, an Inventory many nodes, a Cluster a new cluster",
 }
 
-// limits returns limits on the cost of documents from sticks, which are untrusted.
+// limits returns the limits for documents, which may come from an untrusted stick.
 func limits(kind string) strict.Limits {
 	switch kind {
 	case KindInventory:
@@ -53,8 +52,7 @@ func ParseSite(name string, data []byte) (*Site, error) {
 	return d.Site(Secret{}, false)
 }
 
-// ParsePublicSite is like ParseSite for a Site whose credentials may be
-// missing.
+// ParsePublicSite is ParseSite for a Site that may lack its credentials.
 func ParsePublicSite(name string, data []byte) (*Site, error) {
 	d, err := Read(name, data)
 	if err != nil {
@@ -67,11 +65,10 @@ func ParsePublicSite(name string, data []byte) (*Site, error) {
 	return site, nil
 }
 
-// ErrGivenToken means that a token that was given outside of the document is invalid.
+// ErrGivenToken means that a token from outside the document is invalid.
 var ErrGivenToken = errors.New("the given token is not a bootstrap token: " + forms.TokenWords + " (`kubeadm token create` makes one)")
 
-// Document is a document whose YAML has been parsed and whose kind is known. It can be decoded only
-// once.
+// Document is a document whose YAML is parsed and whose kind is known. It can be decoded only once.
 type Document struct {
 	*strict.Document
 	Data []byte // the input
@@ -87,8 +84,8 @@ func Read(name string, data []byte) (*Document, error) {
 	return &Document{doc, data}, nil
 }
 
-// Site decodes and validates a Site. If the Site has no token, or forced is set, its token becomes
-// token, unless that is zero.
+// Site decodes and validates a Site. Unless token is zero, it becomes the token of a Site that has
+// none. If forced is set, it also replaces a token.
 func (d *Document) Site(token Secret, forced bool) (*Site, error) {
 	site := new(Site)
 	var bad error
@@ -97,7 +94,7 @@ func (d *Document) Site(token Secret, forced bool) (*Site, error) {
 			return site.Validate()
 		}
 		if !forms.Token.MatchString(token.Reveal()) {
-			bad, site.Credentials = ErrGivenToken, Credentials{} // the error is not in the document
+			bad, site.Credentials = ErrGivenToken, Credentials{} // the document does not contain the error
 			return site.validate(false)
 		}
 		site.Credentials = Credentials{Token: token}
@@ -109,8 +106,7 @@ func (d *Document) Site(token Secret, forced bool) (*Site, error) {
 	return site, nil
 }
 
-// Inventory decodes and validates an Inventory. token and forced have the same meaning as in
-// Document.Site.
+// Inventory decodes and validates an Inventory. token and forced mean the same as in Site.
 func (d *Document) Inventory(token Secret, forced bool) (*Inventory, error) {
 	inv, err := parseInventory(d.Document, token.IsZero())
 	if err != nil || token.IsZero() {

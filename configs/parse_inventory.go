@@ -16,8 +16,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// mergedInventory is an Inventory as the user wrote it. Encoding needs it: in a decoded Site, a
-// field that is set to false or removed cannot be distinguished from an empty one.
+// mergedInventory is an Inventory as the user wrote it, for encoding. A decoded Site does not show
+// whether a field was removed, set to false, or missing.
 type mergedInventory struct {
 	name     string
 	defaults *yaml.Node
@@ -25,7 +25,7 @@ type mergedInventory struct {
 }
 
 // ParseInventory parses an Inventory. Each of its Sites is complete and valid. Its error is of type
-// Problems; those in defaults are reported once.
+// Problems; a problem in defaults is reported once.
 func ParseInventory(name string, data []byte) (*Inventory, error) {
 	d, err := Read(name, data)
 	if err != nil {
@@ -34,7 +34,7 @@ func ParseInventory(name string, data []byte) (*Inventory, error) {
 	return d.Inventory(Secret{}, false)
 }
 
-// setToken sets the token of all sites that have none; with forced, of all sites.
+// setToken sets the token of all sites that have none. If forced is set, it also replaces tokens.
 func (inv *Inventory) setToken(token Secret, forced bool) {
 	m := inv.merged
 	credentials := yamltree.Mapping()
@@ -59,8 +59,7 @@ func (inv *Inventory) setToken(token Secret, forced bool) {
 	}
 }
 
-// ParsePublicInventory is like ParseInventory for Sites whose credentials may
-// be missing.
+// ParsePublicInventory is ParseInventory for Sites that may lack their credentials.
 func ParsePublicInventory(name string, data []byte) (*Inventory, error) {
 	d, err := Read(name, data)
 	if err != nil {
@@ -69,8 +68,7 @@ func ParsePublicInventory(name string, data []byte) (*Inventory, error) {
 	return parseInventory(d.Document, false)
 }
 
-// ParseWholeInventory is like ParsePublicInventory, but reports all problems
-// without a limit.
+// ParseWholeInventory is ParsePublicInventory, but does not limit the number of reported problems.
 func ParseWholeInventory(name string, data []byte) (*Inventory, error) {
 	d, err := Read(name, data)
 	if err != nil {
@@ -132,8 +130,8 @@ func (inv *Inventory) merge(doc *strict.Document) {
 	}
 }
 
-// DefaultSpread returns the default of spreadSeconds for a number of Sites: one second per hundred
-// machines. 0 means that the minimum is sufficient.
+// DefaultSpread returns the default of spreadSeconds for a number of Sites: one second for each
+// hundred machines. 0 means that the minimum is enough.
 func DefaultSpread(sites int) int {
 	if seconds := sites / 100; time.Duration(seconds)*time.Second > ondisk.BootSpread {
 		return min(seconds, 600)
@@ -141,17 +139,17 @@ func DefaultSpread(sites int) int {
 	return 0
 }
 
-// site returns the i-th Site merged with defaults. It leaves out fields that cannot be decoded.
+// site returns the i-th Site, merged with defaults. It leaves out fields that cannot be decoded.
 func (m *mergedInventory) site(i int) Site {
 	node := mergeNodes("", yamltree.Without(m.defaults, "apiVersion", "kind", "match"), yamltree.Without(m.sites[i], "name", "match"))
 	var s Site
-	// These problems of decoding have already been reported for the Inventory.
+	// The problems of decoding have already been reported for the Inventory.
 	strict.New("", node, limits(KindInventory)).DecodeInto(&s)
 	s.APIVersion, s.Kind = APIVersion, KindSite
 	return s
 }
 
-// setDefaults sets fields that are set neither in the site nor in the Inventory's defaults.
+// setDefaults sets fields that neither the site nor the Inventory's defaults set.
 func (s *InventorySite) setDefaults() {
 	if s.Name == "" && !strings.Contains(s.NodeName, "{{") {
 		s.Name = strings.ToLower(s.NodeName)
@@ -162,8 +160,8 @@ func (s *InventorySite) setDefaults() {
 	strict.ApplyDefaults(&s.Site)
 }
 
-// choices are groups of alternative fields. A site that sets one field of a group inherits none of
-// the group from defaults.
+// choices returns groups of alternative fields. A site that sets one field of a group inherits no
+// field of the group from defaults.
 func choices() [][]string {
 	return [][]string{
 		{"caCertHashes", "caCert", "caFile", "unsafeSkipCAVerification"},
@@ -171,7 +169,7 @@ func choices() [][]string {
 	}
 }
 
-// mergeNodes merges over into base, by the rules in the documentation of Inventory.
+// mergeNodes merges over into base, by the rules in the comment of the type Inventory.
 func mergeNodes(path string, base, over *yaml.Node) *yaml.Node {
 	replaced := map[string]bool{}
 	own := map[string]*yaml.Node{}
@@ -213,7 +211,7 @@ func mergeNodes(path string, base, over *yaml.Node) *yaml.Node {
 type inventoryReport struct {
 	doc       *strict.Document
 	undecoded Problems
-	shared    map[Problem][]int // problems without position, and the sites that have them
+	shared    map[Problem][]int // problems without a position → indexes of the sites that have them
 	order     []Problem
 }
 
@@ -222,19 +220,19 @@ func (r *inventoryReport) at(path, format string, args ...any) {
 	r.found(strict.NewProblem(path, format, args...))
 }
 
-// found adds the position to a problem and reports it.
+// found adds the position to a problem, and reports it.
 func (r *inventoryReport) found(p Problem) {
 	r.doc.Found(r.undecoded, p)
 }
 
-// under returns the problem with path put before its own path.
+// under returns the problem with path in front of its own path.
 func under(path string, p Problem) Problem {
 	p.Path = strings.TrimSuffix(path+"."+p.Path, ".")
 	return p
 }
 
-// of reports a problem of the i-th Site. If the site sets the field, the problem is reported there,
-// otherwise in defaults, once for all sites.
+// of reports a problem of the i-th Site. If the site itself sets the field, the problem is reported
+// there. Otherwise, it is reported in defaults, once for all sites.
 func (r *inventoryReport) of(i int, p Problem) {
 	own := fmt.Sprintf("sites[%d]", i)
 	for path := p.Path; path != ""; path = parent(path) {
@@ -256,7 +254,7 @@ func (r *inventoryReport) of(i int, p Problem) {
 	r.shared[p] = append(r.shared[p], i)
 }
 
-// finish reports the problems that were collected for several sites.
+// finish reports the problems that were collected in shared.
 func (r *inventoryReport) finish(sites int) {
 	for _, p := range r.order {
 		of := r.shared[p]
@@ -282,13 +280,13 @@ func parent(path string) string {
 
 var siteName = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$`)
 
-// validate reports the problems of the sites, and values that two sites have although only one can
-// have them.
+// validate reports the problems of the sites, and each value that two sites have but only one
+// machine can have.
 func (inv *Inventory) validate(credentials bool, r *inventoryReport) {
 	if len(inv.Sites) == 0 {
 		r.at("sites", "needs at least one item, e.g. - name: shop-1, with match: and the fields that differ from defaults")
 	}
-	once := map[string]string{} // maps a value that only one site can have to that site
+	once := map[string]string{} // value that only one machine can have → the site that has it
 	claim := func(i int, path, what, key string) {
 		at := inv.label(i)
 		if first, taken := once[key]; taken && first != at {
@@ -307,7 +305,8 @@ func (inv *Inventory) validate(credentials bool, r *inventoryReport) {
 		for _, k := range s.Match.Keys() {
 			claim(i, k.Field, k.Key, k.Key)
 		}
-		// If the name is a duplicate, so is the node name derived from it; report only the name.
+		// If the name is a duplicate, so is the node name that is derived from it. Report only the
+		// name.
 		if (s.NodeName != s.Name || once["name "+s.Name] == inv.label(i)) && !(shared && yamltree.Get(inv.merged.sites[i], "nodeName") == nil) {
 			inv.claimNodeName(i, claim)
 		}
@@ -320,7 +319,7 @@ func (s *InventorySite) hasSiteName() bool {
 	return siteName.MatchString(s.Name) && len(s.Name) <= 63 && !strings.Contains(s.Name, "..")
 }
 
-// validateSite reports the problems of the i-th site itself.
+// validateSite reports the problems of the i-th site alone.
 func (inv *Inventory) validateSite(i int, credentials bool, r *inventoryReport) {
 	s := &inv.Sites[i]
 	own := fmt.Sprintf("sites[%d]", i)
@@ -339,15 +338,16 @@ func (inv *Inventory) validateSite(i int, credentials bool, r *inventoryReport) 
 		r.at(own+".nodeType", "control-plane nodes need their own Sites: otherwise, every machine stamped with the Inventory would have the cluster's keys")
 	}
 	for _, p := range s.validate(credentials) {
-		// If the name is invalid, so is the node name derived from it; report only the name.
+		// If the name is invalid, so is the node name that is derived from it. Report only the
+		// name.
 		if p.Path != "nodeName" || s.NodeName != s.Name || siteName.MatchString(s.Name) && len(s.Name) <= 63 {
 			r.of(i, p)
 		}
 	}
 }
 
-// claimer records that a site has a value which only one machine can have, or reports that another
-// site has it.
+// claimer records that a site has a value that only one machine can have. If another site already
+// has the value, it reports that.
 type claimer func(i int, path, what, key string)
 
 func (inv *Inventory) claimNodeName(i int, claim claimer) {
@@ -358,8 +358,8 @@ func (inv *Inventory) claimNodeName(i int, claim claimer) {
 	claim(i, "nodeName", "the node name "+name, "node "+strings.ToLower(name))
 }
 
-// sharedNodeName reports a node name in defaults that several sites inherit. The duplicate is then
-// not reported again for each site.
+// sharedNodeName reports a node name in defaults that several sites inherit. It returns whether
+// there is one, so that the sites need not be reported too.
 func (inv *Inventory) sharedNodeName(r *inventoryReport) bool {
 	given := yamltree.Get(inv.merged.defaults, "nodeName")
 	if given == nil || given.Value == "" || strings.Contains(given.Value, "{{") {
@@ -378,8 +378,8 @@ func (inv *Inventory) sharedNodeName(r *inventoryReport) bool {
 	return true
 }
 
-// claimNetwork claims the network cards and addresses of a site. Sites of different node pools may
-// have equal addresses, because their networks are separate.
+// claimNetwork claims the MAC addresses and IP addresses of a site. Sites in different node pools
+// may have the same IP addresses, because their networks are separate.
 func (inv *Inventory) claimNetwork(i int, claim claimer) {
 	s := &inv.Sites[i].Site
 	for j, f := range s.Network.Interfaces {
@@ -403,7 +403,7 @@ func addressOf(a netip.Addr, pool string) string {
 	return fmt.Sprintf("address %s in node pool %s", a, pool)
 }
 
-// label returns the name of a site for messages.
+// label returns the name of the i-th site for messages.
 func (inv *Inventory) label(i int) string {
 	if name := inv.Sites[i].Name; name != "" {
 		return fmt.Sprintf("sites[%d] (%s)", i, strict.Shorten(name))
@@ -411,9 +411,8 @@ func (inv *Inventory) label(i int) string {
 	return fmt.Sprintf("sites[%d]", i)
 }
 
-// InlineFiles replaces caFile and ignitionFile by the contents of these files, because the files do
-// not exist on the machine. read is called with the path of the field in the document and the path
-// of the file.
+// InlineFiles replaces caFile and ignitionFile by the contents of the files, which do not exist on
+// the machine. It calls read with the path of the field in the document, and the path of the file.
 func (inv *Inventory) InlineFiles(read func(field, path string) (string, error)) error {
 	var errs []error
 	changed := false
@@ -447,7 +446,7 @@ func (inv *Inventory) InlineFiles(read func(field, path string) (string, error))
 	return nil
 }
 
-// root returns the whole document as YAML.
+// root returns the whole document as a YAML tree.
 func (m *mergedInventory) root() *yaml.Node {
 	return yamltree.Mapping("apiVersion", yamltree.Quoted(APIVersion), "kind", yamltree.Quoted(KindInventory), "defaults", m.defaults, "sites", yamltree.List(m.sites...))
 }

@@ -16,9 +16,9 @@ import (
 	"github.com/invopop/jsonschema"
 )
 
-// The following are rules of validate that struct tags cannot express, for the schemas. A rule here
-// must accept everything that validate accepts, in any document. test/oracle checks all documents
-// of testdata/bad and all examples with a schema validator.
+// These are the rules for schemas that struct tags cannot express. A rule must accept everything
+// that validate accepts. test/oracle checks all documents of testdata/bad and all examples with a
+// schema validator.
 
 func form(r *regexp.Regexp) func(*jsonschema.Schema) { return pattern(r.String()) }
 
@@ -26,12 +26,12 @@ func pattern(p string) func(*jsonschema.Schema) {
 	return func(s *jsonschema.Schema) { s.Pattern = p }
 }
 
-// each applies the rules to each item of a list.
+// each applies rules to each item of a list.
 func each(forms ...func(*jsonschema.Schema)) func(*jsonschema.Schema) {
 	return func(s *jsonschema.Schema) { both(forms...)(s.Items) }
 }
 
-// items applies the rules to each item of a list, and forbids repeated items.
+// items applies rules to each item of a list, and forbids repeated items.
 func items(forms ...func(*jsonschema.Schema)) func(*jsonschema.Schema) {
 	return func(s *jsonschema.Schema) {
 		s.UniqueItems = true
@@ -39,7 +39,7 @@ func items(forms ...func(*jsonschema.Schema)) func(*jsonschema.Schema) {
 	}
 }
 
-// mapOf applies patterns to the names and values of a map of strings.
+// mapOf applies patterns to the keys and the values of a map of strings.
 func mapOf(names, values string) func(*jsonschema.Schema) {
 	return func(s *jsonschema.Schema) {
 		s.PropertyNames = &jsonschema.Schema{Pattern: names}
@@ -72,7 +72,7 @@ func except(p string) func(*jsonschema.Schema) {
 	return func(s *jsonschema.Schema) { s.Not = &jsonschema.Schema{Pattern: p} }
 }
 
-// orList makes the schema also accept a list of the field's values.
+// orList makes the schema also accept a list of values.
 func orList(s *jsonschema.Schema) {
 	one := &jsonschema.Schema{Type: s.Type, Enum: s.Enum}
 	least := uint64(1)
@@ -86,7 +86,7 @@ func orNull(s *jsonschema.Schema) {
 	s.Ref = ""
 }
 
-// Patterns for rules that are functions in Go.
+// Patterns for rules that are Go functions in validate.
 const (
 	ipForm       = `^[0-9A-Fa-f:.]+$`
 	nodeIPForm   = `^[0-9A-Fa-f:.]+(/[0-9]{1,3})?( *, *[0-9A-Fa-f:.]+(/[0-9]{1,3})?)?$`
@@ -103,7 +103,7 @@ const (
 	everyName    = `^([lL][oO][cC][aA][lL][hH][oO][sS][tT]|.*\.localhost|localhost\.localdomain)$`
 )
 
-// schemaForms returns the rules by type and field.
+// schemaForms returns the rule for each field, as "Type.field".
 func schemaForms() map[string]func(*jsonschema.Schema) {
 	return map[string]func(*jsonschema.Schema){
 		"Site.masters":               both(length(1, 0), items(pattern(hostPortForm))),
@@ -189,7 +189,7 @@ func schemaForms() map[string]func(*jsonschema.Schema) {
 	}
 }
 
-// has returns a schema that requires the field, with one of these values if there are any.
+// has returns a schema that requires a field. If there are values, the field must have one of them.
 func has(field string, values ...any) *jsonschema.Schema {
 	s := &jsonschema.Schema{Required: []string{field}}
 	if len(values) > 0 {
@@ -208,12 +208,12 @@ func oneOf(fields ...string) func(*jsonschema.Schema) {
 	}
 }
 
-// needs returns a schema that requires one of others if field is set.
+// needs returns a schema that requires one of others if the schema field matches.
 func needs(field *jsonschema.Schema, others ...*jsonschema.Schema) *jsonschema.Schema {
 	return &jsonschema.Schema{If: field, Then: &jsonschema.Schema{AnyOf: others}}
 }
 
-// schemaRules returns the rules that involve several fields of a type.
+// schemaRules returns the rules about several fields, for each type.
 func schemaRules() map[string]func(*jsonschema.Schema) {
 	return map[string]func(*jsonschema.Schema){
 		"Base":      oneOf("debian", "oci", "tar"),
@@ -229,8 +229,8 @@ func schemaRules() map[string]func(*jsonschema.Schema) {
 	}
 }
 
-// siteRules are the rules for a Site document. They do not apply to the sites of an Inventory,
-// which defaults complete.
+// siteRules adds the rules for a Site document. They do not apply to the sites of an Inventory,
+// which are completed by defaults.
 func siteRules(s *jsonschema.Schema) {
 	s.AnyOf = []*jsonschema.Schema{has("caCertHashes"), has("caCert"), has("caFile"), has("unsafeSkipCAVerification", true)}
 	s.AllOf = append(s.AllOf,
@@ -243,7 +243,7 @@ func siteRules(s *jsonschema.Schema) {
 	s.Definitions["Proxy"].AllOf = append(s.Definitions["Proxy"].AllOf, needs(has("noProxy"), has("http"), has("https")))
 }
 
-// where returns a schema that requires the field and applies of to its value.
+// where returns a schema that requires a field whose value matches the schema of.
 func where(field string, of *jsonschema.Schema) *jsonschema.Schema {
 	s := has(field)
 	s.Properties = jsonschema.NewProperties()
@@ -251,7 +251,7 @@ func where(field string, of *jsonschema.Schema) *jsonschema.Schema {
 	return s
 }
 
-// inside returns a schema that requires the field sub inside field, with this form.
+// inside returns a schema that requires the field sub inside field, and that sub matches a pattern.
 func inside(field, sub, form string) *jsonschema.Schema {
 	inner := has(sub)
 	inner.Properties = jsonschema.NewProperties()
@@ -259,7 +259,7 @@ func inside(field, sub, form string) *jsonschema.Schema {
 	return where(field, inner)
 }
 
-// imageRules are the rules for a whole Image.
+// imageRules adds the rules for an Image document.
 func imageRules(s *jsonschema.Schema) {
 	hub := where("nodeTypes", &jsonschema.Schema{Contains: &jsonschema.Schema{Enum: []any{"edge", "cloud"}}})
 	pi := has("hardware", "raspberry-pi")
@@ -277,7 +277,7 @@ func imageRules(s *jsonschema.Schema) {
 	)
 }
 
-// constrained adds to a schema those rules of validate that a schema can express.
+// constrained adds to a schema the rules of validate that a schema can express.
 func constrained(t *testing.T, s *jsonschema.Schema, kind string, used map[string]bool) {
 	t.Helper()
 	root := strings.ToUpper(kind[:1]) + kind[1:]
@@ -316,7 +316,7 @@ func constrained(t *testing.T, s *jsonschema.Schema, kind string, used map[strin
 	}
 }
 
-// TestTypoIsOneProblem checks that a misspelt field is not also reported as missing.
+// TestTypoIsOneProblem checks that a misspelt field is not reported as missing as well.
 func TestTypoIsOneProblem(t *testing.T) {
 	image := examples.Image
 	site := string((&starter.Input{Masters: []string{"192.168.7.11:6443"}, Token: "bcdefa.0123456789abcdef", CAHashes: []string{"sha256:" + strings.Repeat("ab", 32)}, SSHKey: "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIE0Y2vFLE7fQ2HHmGEUQGTqWn4Ri9GJMn1T9AeeQkMi+ admin@example.com"}).Site())

@@ -130,12 +130,12 @@ type Site struct {
 	Updates SiteUpdates `yaml:"updates,omitempty" json:"updates,omitempty"`
 }
 
-// Spread returns SpreadSeconds as a duration. It is at least ondisk.BootSpread.
+// Spread returns SpreadSeconds as a duration, at least ondisk.BootSpread.
 func (s *Site) Spread() time.Duration {
 	return max(time.Duration(s.SpreadSeconds)*time.Second, ondisk.BootSpread)
 }
 
-// ApplyDefaults sets the defaults of empty fields, as parsing a Site does.
+// ApplyDefaults sets the defaults of empty fields, as parsing does.
 func (s *Site) ApplyDefaults() { strict.ApplyDefaults(s) }
 
 // Credentials is a union: exactly one member is set.
@@ -307,10 +307,11 @@ type VLAN struct {
 	MTU int `yaml:"mtu,omitempty" json:"mtu,omitempty" jsonschema:"minimum=576,maximum=65535"`
 }
 
-// Name returns the name of the VLAN's interface. IDs are unique in a Site.
+// Name returns the name of the VLAN's interface. It depends only on the ID, which is unique in a
+// Site.
 func (v *VLAN) Name() string { return fmt.Sprintf("vlan%d", v.ID) }
 
-// Addressing has the address settings that interfaces and VLANs have in common.
+// Addressing contains the address settings that interfaces and VLANs have in common.
 type Addressing struct {
 	DHCP, AcceptRA, NoDefaultRoute bool
 	Addresses                      []string
@@ -328,7 +329,7 @@ func (v *VLAN) Addressing() Addressing {
 	return Addressing{v.DHCP, v.AcceptRA, v.NoDefaultRoute, v.Addresses, v.Gateway, v.Metric, v.MTU}
 }
 
-// addressings yields the address settings of each interface and VLAN, with the path of each.
+// addressings yields the path and the address settings of each interface and VLAN.
 func (n *Network) addressings() iter.Seq2[string, Addressing] {
 	return func(yield func(string, Addressing) bool) {
 		for i := range n.Interfaces {
@@ -429,14 +430,14 @@ func (u SiteUpdates) Open(now time.Time) bool {
 // String returns the window followed by its time zone.
 func (u SiteUpdates) String() string { return u.Window + " " + cmp.Or(u.TimeZone, "UTC") }
 
-// EncodeSlot encodes the Site for the slot, including its secrets. Other encodings omit the
-// secrets. Equal Sites give equal bytes.
+// EncodeSlot encodes the Site for the slot, including its secrets, which other encodings omit.
+// Equal Sites give equal bytes.
 func EncodeSlot(s *Site) ([]byte, error) { return encodeSite(s, nil) }
 
-// SlotNode returns the YAML that EncodeSlot encodes.
+// SlotNode returns the YAML tree that EncodeSlot encodes.
 func SlotNode(s *Site) *yaml.Node { return strict.Node(s, nil) }
 
-// EncodeSlotFor is like EncodeSlot, but includes only fields in known.
+// EncodeSlotFor is EncodeSlot, but includes only the fields in known.
 func EncodeSlotFor(s *Site, known []string) ([]byte, error) {
 	set := map[string]bool{}
 	for _, f := range known {
@@ -453,5 +454,5 @@ func encodeSite(s *Site, keep func(path string) bool) ([]byte, error) {
 	return b, nil
 }
 
-// OpenYurt reports whether the node is an OpenYurt node. Its kubelet uses yurthub.
+// OpenYurt reports whether this is an OpenYurt node, whose kubelet connects to yurthub.
 func (s *Site) OpenYurt() bool { return s.NodeType == NodeEdge || s.NodeType == NodeCloud }

@@ -12,8 +12,8 @@ import (
 // SpreadField is the only field of a Site whose default depends on the Inventory.
 const SpreadField = "spreadSeconds"
 
-// SiteFields lists the paths of all fields of a Site, such as "network.interfaces.name". Each image
-// contains the list of fields that its first boot supports.
+// SiteFields returns the paths of all fields of a Site, such as "network.interfaces.name". Each
+// image contains this list, because its first boot supports only these fields.
 func SiteFields() []string {
 	all := strict.FieldPaths[Site]()
 	slices.Sort(all)
@@ -21,7 +21,7 @@ func SiteFields() []string {
 }
 
 // FieldsBeyond returns the paths of the Site's fields that are not in known. It omits fields that
-// have their default value.
+// have their default.
 func (s *Site) FieldsBeyond(known []string) (beyond []string) {
 	isKnown := map[string]bool{}
 	for _, f := range known {
@@ -36,7 +36,7 @@ func (s *Site) FieldsBeyond(known []string) (beyond []string) {
 	return beyond
 }
 
-// isDefault reports whether a field has its default value.
+// isDefault reports whether a field has its default.
 func isDefault(f strict.Field) bool {
 	if def := strict.TagValues(f.StructField, "default"); def != nil && def[0] == fmt.Sprint(f.Value.Interface()) {
 		return true
@@ -48,8 +48,8 @@ func isDefault(f strict.Field) bool {
 	return reflect.DeepEqual(d.Elem().Interface(), f.Value.Interface())
 }
 
-// WritesSpread reports whether the Inventory sets spreadSeconds for its i-th Site, in the site or
-// in defaults.
+// WritesSpread reports whether the Inventory sets spreadSeconds for its i-th Site, either in the
+// site or in defaults.
 func (inv *Inventory) WritesSpread(i int) bool {
 	return yamltree.Get(inv.merged.defaults, SpreadField) != nil || yamltree.Get(inv.merged.sites[i], SpreadField) != nil
 }

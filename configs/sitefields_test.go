@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestFieldsOfAnImage checks that fields that the image does not know are omitted; those that are
-// set are reported.
+// TestFieldsOfAnImage checks that fields that an image does not know are left out if they have
+// their defaults, and are reported otherwise.
 func TestFieldsOfAnImage(t *testing.T) {
 	t.Parallel()
 	site, err := ParseSite("site.yaml", []byte(`apiVersion: edgebake.io/v1alpha1

@@ -16,5 +16,5 @@ const Mask = strict.Mask
 // NewSecret returns a Secret with the value s.
 func NewSecret(s string) Secret { return strict.NewSecret(s) }
 
-// FileName returns a file's name for messages; "-" is standard input.
+// FileName returns the name of a file for messages: "-" becomes "standard input".
 func FileName(name string) string { return strict.FileName(name) }

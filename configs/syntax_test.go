@@ -9,8 +9,8 @@ import (
 	"github.com/edgebake/edgebake/configs/examples"
 )
 
-// TestWhereYAMLIsWrong checks that the problem has the parser's line, marked ¶, and the usual cause
-// of the parser's message. The line to edit is that line or the one before it.
+// TestWhereYAMLIsWrong checks that a syntax error is reported with the line (marked ¶) and the
+// usual cause. The mistake is in that line or in the one before it.
 func TestWhereYAMLIsWrong(t *testing.T) {
 	const head = "apiVersion: edgebake.io/v1alpha1\nkind: Site\n"
 	for _, tt := range []struct{ name, text, says string }{
@@ -60,7 +60,7 @@ func FuzzWhereYAMLIsWrong(f *testing.F) {
 		if err == nil || !ok {
 			return
 		}
-		lines := 1 // YAML has more line breaks than editors
+		lines := 1 // YAML has more kinds of line breaks than editors
 		for _, end := range []string{"\n", "\r", "\u0085", "\u2028", "\u2029"} {
 			lines += strings.Count(text, end)
 		}
@@ -70,7 +70,7 @@ func FuzzWhereYAMLIsWrong(f *testing.F) {
 	})
 }
 
-// TestPlainMaster checks that all spellings of an API server have the same normalized form.
+// TestPlainMaster checks that all spellings of an API server have the same normal form.
 func TestPlainMaster(t *testing.T) {
 	for spelling, want := range map[string]string{
 		"192.0.2.11:6443":           "192.0.2.11:6443",

@@ -31,7 +31,7 @@ func (i *Image) SetDefaults() {
 		}
 	}
 	if len(i.Kernel.Consoles) == 0 {
-		// The screen and the first serial port. systemd shows its status on both.
+		// The screen and the first serial port. Both show the status of systemd.
 		i.Kernel.Consoles = []string{"tty0", "ttyS0,115200"}
 		if i.Arch == "arm64" {
 			i.Kernel.Consoles = []string{"tty0", "ttyAMA0,115200"}
@@ -74,7 +74,7 @@ var (
 	hostForm          = regexp.MustCompile(`^[a-z0-9.-]+(:[0-9]{1,5})?$`)
 )
 
-// The oldest minor release of Kubernetes that is tested.
+// oldestKubernetes is the oldest tested minor version of Kubernetes.
 const (
 	oldestKubernetes = 30
 )
@@ -89,7 +89,7 @@ func (i *Image) Validate() Problems {
 	if t, err := time.Parse(time.RFC3339, i.SourceDate); err != nil {
 		probs.Add("sourceDate", "%q is not an RFC 3339 date, e.g. 2026-01-31T12:00:00Z", strict.Shorten(i.SourceDate))
 	} else if t.Year() < 1980 || t.Year() > 2107 {
-		// FAT can store only these dates.
+		// FAT can store only dates between these years.
 		probs.Add("sourceDate", "must be between 1980 and 2107")
 	}
 	if i.Hardware == RaspberryPi {
@@ -113,7 +113,7 @@ func (i *Image) Validate() Problems {
 }
 
 var (
-	// ofUEFI matches packages for booting machines with UEFI.
+	// ofUEFI matches packages that boot machines with UEFI.
 	ofUEFI      = regexp.MustCompile(`^(shim-.*|systemd-boot|systemd-boot-efi.*|grub-efi.*)$`)
 	packageName = regexp.MustCompile(`^[^:=/ ]*`)
 )
@@ -141,8 +141,8 @@ func (i *Image) validateRaspberryPi(probs *Problems) {
 	}
 }
 
-// networkManagers are packages whose services run DHCP or configure interfaces once the package is
-// installed.
+// networkManagers lists packages whose services start after installation, and run DHCP or configure
+// interfaces.
 var networkManagers = map[string]bool{"network-manager": true, "dhcpcd": true, "dhcpcd5": true, "ifupdown": true, "ifupdown2": true, "ifupdown-ng": true, "connman": true, "wicd": true, "netplan.io": true, "netscript-2.4": true}
 
 // validateSums requires a digest for each file that is downloaded.
@@ -158,8 +158,8 @@ func (i *Image) validateSums(probs *Problems) {
 	}
 }
 
-// validate validates a source. files are the names of the files that are downloaded from a release
-// server for this architecture.
+// validate validates a source. files lists the names of the files that would be downloaded from a
+// release server for this architecture.
 func (s *Source) validate(path, arch string, files []string, probs *Problems) {
 	if s.URL != nil {
 		s.URL.validate(path+".url", arch, files, probs)
@@ -192,10 +192,10 @@ func (u *URLSource) validate(path, arch string, files []string, probs *Problems)
 	}
 }
 
-// sumName matches a file's name, optionally with an architecture.
+// sumName matches the name of a file, with or without an architecture.
 var sumName = regexp.MustCompile(`^((amd64|arm64)/)?[^/]+$`)
 
-// Sum returns the digest of a file of the release for an architecture, or "".
+// Sum returns the digest of a file in the release for an architecture, or "".
 func (u *URLSource) Sum(arch, file string) string { return sum(u.SHA256, arch, file) }
 
 // Sum returns the digest of a program for an architecture, or "".
@@ -205,7 +205,7 @@ func sum(sums map[string]string, arch, file string) string {
 	return cmp.Or(sums[arch+"/"+file], sums[file])
 }
 
-// perArch reports whether the digests are given by architecture.
+// perArch reports whether the digests are given for each architecture.
 func perArch(sums map[string]string) bool {
 	for name := range sums {
 		if strings.Contains(name, "/") {
@@ -368,8 +368,8 @@ func (y *Yurthub) validate(probs *Problems) {
 	validateYurthubArgs("yurthub.extraArgs", y.ExtraArgs, version, probs)
 }
 
-// badImageRef returns why ref is not a full image reference, or "". Short names are rejected,
-// because programs expand them differently and the node finds images only by their full name.
+// badImageRef returns why ref is not a full image reference, or "". It rejects short names, because
+// programs expand them in different ways and the node finds an image only by its full name.
 func badImageRef(ref string) string {
 	name, digest, hasDigest := strings.Cut(ref, "@")
 	host, _, hasHost := strings.Cut(name, "/")
@@ -382,7 +382,7 @@ func badImageRef(ref string) string {
 		return fmt.Sprintf("%q is a short name; write it in full: REGISTRY/PATH:TAG", strict.Shorten(ref))
 	case errors.As(err, new(*imageref.UntaggedError)):
 		return fmt.Sprintf("%q has no tag; latest is not assumed, since it changes", strict.Shorten(ref))
-	case err != nil || strings.ToLower(host) != host: // the registry's name must be in lower case
+	case err != nil || strings.ToLower(host) != host: // the host must be in lower case
 		return fmt.Sprintf("%q is not an image reference: REGISTRY/PATH:TAG", strict.Shorten(ref))
 	}
 	return ""
@@ -394,8 +394,8 @@ func (c *ContainerImage) validate(path string, probs *Problems) {
 	}
 }
 
-// validateControlPlane reports missing container images that every control plane runs. It skips
-// Images with imagesFrom, whose images are not known yet; stamping checks those.
+// validateControlPlane reports missing container images that every control plane runs. It skips an
+// Image with imagesFrom, whose images are not known yet: stamping checks these.
 func (i *Image) validateControlPlane(probs *Problems) {
 	at := slices.Index(i.NodeTypes, NodeControlPlane)
 	if at < 0 || len(i.ImagesFrom) > 0 || !kubeadm.VersionForm.MatchString(i.Kubernetes.Version) {
@@ -417,16 +417,16 @@ func (i *Image) validateControlPlane(probs *Problems) {
 		strings.Join(missing, ", "), more, i.Kubernetes.Version)
 }
 
-// MissingImages returns those default images of kubeadm's control plane that are not listed in
-// images.
+// MissingImages returns the default images of kubeadm's control plane that the field images does
+// not list.
 func (i *Image) MissingImages() []string {
 	always, optional, _ := kubeadm.DefaultImages(i.Kubernetes.Version)
 	return i.lackedImages(append(always, optional...))
 }
 
-// lackedImages returns those of wanted that i.Images does not have, in any registry. The tag of
-// etcd and CoreDNS may differ, because it can be passed to kubeadm; the tags of Kubernetes'
-// components may not.
+// lackedImages returns the wanted images that i.Images does not contain in any registry. The tags
+// of etcd and CoreDNS may be any, because kubeadm can be given them. Those of Kubernetes' own
+// components must match.
 func (i *Image) lackedImages(wanted []kubeadm.Image) (missing []string) {
 	for _, want := range wanted {
 		name := path.Base(want.Name)
@@ -450,13 +450,13 @@ func (i *Image) validateImages(probs *Problems) {
 	}
 }
 
-// identity reports whether a file must not be in an image, because every machine needs its own.
+// identity reports whether p is a file that differs on every machine and must not be in an image.
 func identity(p string) bool {
 	host, _ := path.Match("/etc/ssh/ssh_host_*", p)
 	return host || slices.Contains([]string{"/etc/machine-id", "/var/lib/dbus/machine-id", "/var/lib/systemd/random-seed", "/var/lib/systemd/credential.secret"}, p)
 }
 
-// HiddenAtBoot returns what hides a path of the image once a machine has booted, or "".
+// HiddenAtBoot returns what hides the path p on a booted machine, or "".
 func HiddenAtBoot(p string) string {
 	for _, over := range []struct{ dir, by string }{
 		{"/etc/kubernetes", "each machine has its own /etc/kubernetes, on DATA; put the file below " + ondisk.PersistDir + "/kubernetes"},
@@ -511,7 +511,7 @@ func (i *Image) validateFiles(probs *Problems) {
 	}
 }
 
-// spaceOutsideQuotes reports whether a has a space outside of quotes, at which the kernel would
+// spaceOutsideQuotes reports whether a contains a blank outside quotes, where the kernel would
 // split it into several arguments.
 func spaceOutsideQuotes(a string) bool {
 	for n, part := range strings.Split(a, `"`) {
@@ -522,12 +522,12 @@ func spaceOutsideQuotes(a string) bool {
 	return false
 }
 
-// toAShell are kernel arguments with which a machine boots to a shell and never starts kubelet.
+// toAShell lists kernel arguments that make a machine boot to a shell, so that kubelet never
+// starts.
 var toAShell = []string{"1", "s", "S", "single", "rescue", "emergency", "break", "rd.break",
 	"systemd.unit=rescue.target", "systemd.unit=emergency.target", "rd.systemd.unit=rescue.target", "rd.systemd.unit=emergency.target"}
 
-// plainSysctl returns a key of sysctl.d without its optional dash, and with dots instead of
-// slashes.
+// plainSysctl returns a key of sysctl.d without an optional dash, and with dots instead of slashes.
 func plainSysctl(key string) string {
 	key = strings.TrimPrefix(key, "-")
 	dot, slash := strings.IndexByte(key, '.'), strings.IndexByte(key, '/')

@@ -29,7 +29,7 @@ func (p *Proxy) validate(probs *Problems) {
 		if u.url == "" {
 			continue
 		}
-		// The URL may contain a password, so messages must not quote it.
+		// Messages must not quote the URL, which may contain a password.
 		login, rest := splitLogin(u.url)
 		_, err := url.ParseRequestURI(u.url)
 		switch bad := forms.BadURL(rest, "http", "https"); {
@@ -46,7 +46,7 @@ func (p *Proxy) validate(probs *Problems) {
 	}
 }
 
-// splitLogin splits the login, including its @, off a URL.
+// splitLogin splits the login, including the @, from a URL.
 func splitLogin(u string) (login, rest string) {
 	scheme, after, ok := strings.Cut(u, "://")
 	if !ok {
@@ -56,15 +56,16 @@ func splitLogin(u string) (login, rest string) {
 	return after[:at+1], scheme + "://" + after[at+1:]
 }
 
-// gatewayKey identifies a default route. No two default routes may have the same key.
+// gatewayKey identifies a default route. Two default routes must not have the same key.
 type gatewayKey struct {
 	v4     bool
 	metric int
 }
 
-// validatePorts checks the ports of bonds and bridges against the other interfaces.
+// validatePorts validates the ports of bonds and bridges. It compares them with the other
+// interfaces.
 func (n *Network) validatePorts(probs *Problems) {
-	owners := map[string]string{} // maps each port to the field that lists it
+	owners := map[string]string{} // port → the field that lists it
 	named := map[string]int{}
 	for i, f := range n.Interfaces {
 		if f.Name != "" {
@@ -92,8 +93,8 @@ func (n *Network) validatePorts(probs *Problems) {
 	}
 }
 
-// badPort returns why f cannot have this port, or "". owner is another field that lists the port.
-// named has the index of each interface by its name.
+// badPort returns why f cannot have this port, or "". owner is another field that lists the port,
+// or "". named maps the names of interfaces to their indexes.
 func (n *Network) badPort(f *Interface, port, owner string, named map[string]int) string {
 	at, listed := named[port]
 	switch {
@@ -122,7 +123,7 @@ func (n *Network) badPort(f *Interface, port, owner string, named map[string]int
 	return ""
 }
 
-// vlanParent returns the interface below the VLAN of this name, or "".
+// vlanParent returns the interface of the VLAN with this name, or "".
 func (n *Network) vlanParent(name string) string {
 	for _, f := range n.Interfaces {
 		for _, v := range f.VLANs {
@@ -134,7 +135,7 @@ func (n *Network) vlanParent(name string) string {
 	return ""
 }
 
-// validateMade validates an interface that edgebake creates: a bond or bridge.
+// validateMade validates an interface that edgebake makes: a bond or a bridge.
 func (f *Interface) validateMade(path string, glob bool, probs *Problems) {
 	if f.Bond == nil && f.Bridge == nil {
 		return
@@ -162,12 +163,11 @@ func (f *Interface) validateMade(path string, glob bool, probs *Problems) {
 	}
 }
 
-// takenNames are names of interfaces that network plugins and other programs of a cluster create on
-// a node.
+// takenNames lists interfaces that network plugins and other programs of a cluster make on a node.
 var takenNames = []string{"cni0", "docker0", "flannel.1", "kube-ipvs0", "kube-bridge", "cilium_host", "nodelocaldns", "yurthub-dummy0"}
 
-// networkCheck has the values that must be unique among a machine's interfaces, and the field of
-// each.
+// networkCheck contains the values that must be unique among a machine's interfaces, each with its
+// field.
 type networkCheck struct {
 	probs    *Problems
 	seen     map[netip.Addr]string
@@ -235,8 +235,8 @@ func (c *networkCheck) vlan(path string, v *VLAN, parentMTU int) {
 	}
 }
 
-// badInterfaceName returns why name is not valid as the name of a network card or, with glob, as a
-// pattern of names. It returns "" for a valid one.
+// badInterfaceName returns why name cannot be the name of a network card or, with glob, a pattern
+// of names. It returns "" for a valid name.
 func badInterfaceName(name string, glob bool) string {
 	switch name {
 	case "":
@@ -259,8 +259,8 @@ func sameMAC(a, b string) bool {
 	return a == b || errX == nil && errY == nil && bytes.Equal(x, y)
 }
 
-// addressing validates the addresses and the gateway of an interface or VLAN,
-// and returns its networks.
+// addressing validates the addresses and the gateway of an interface or VLAN, and returns its
+// networks.
 func (c *networkCheck) addressing(path string, f Addressing) (prefixes []netip.Prefix) {
 	if f.AcceptRA && !f.DHCP && len(f.Addresses) == 0 {
 		c.probs.Add(path+".acceptRA", "requires addresses, or dhcp: true")
@@ -280,8 +280,8 @@ func (c *networkCheck) addressing(path string, f Addressing) (prefixes []netip.P
 	return prefixes
 }
 
-// addresses validates the addresses of an interface. unparsed means that one of them has no prefix
-// length, so that the gateway may be in its network.
+// addresses validates the addresses of an interface. unparsed means that an address has no prefix
+// length, so that its network, which may contain the gateway, is unknown.
 func (c *networkCheck) addresses(path string, f Addressing) (prefixes []netip.Prefix, unparsed bool) {
 	for i, text := range f.Addresses {
 		sub := fmt.Sprintf("%s.addresses[%d]", path, i)
@@ -308,13 +308,13 @@ func (c *networkCheck) addresses(path string, f Addressing) (prefixes []netip.Pr
 	return prefixes, unparsed
 }
 
-// isReserved reports whether a is in a reserved network. Then the problem is the address, whatever
-// its prefix length.
+// isReserved reports whether a is in a reserved network. Then a itself is the problem, whatever its
+// prefix length.
 func isReserved(a netip.Addr) bool {
 	return a.IsValid() && !a.IsUnspecified() && (a.Is4() && (forms.ThisNetwork.Contains(a) || forms.ReservedV4.Contains(a)) || a.Is4In6())
 }
 
-// badAddress returns what is wrong with an address with prefix length, or "". p and err are the
+// badAddress returns what is wrong with an address and its prefix length, or "". p and err are the
 // result of parsing text.
 func badAddress(text string, p netip.Prefix, err error) string {
 	usual := func(a netip.Addr) netip.Prefix {
@@ -341,8 +341,8 @@ func badAddress(text string, p netip.Prefix, err error) string {
 	return ""
 }
 
-// gateway validates the default router of an interface that has these networks. unparsed means that
-// the interface also has a network of unknown size.
+// gateway validates the default router of an interface with these networks. unparsed means that the
+// interface also has a network of unknown size.
 func (c *networkCheck) gateway(path string, f Addressing, prefixes []netip.Prefix, unparsed bool) {
 	g, err := netip.ParseAddr(f.Gateway)
 	if err != nil {
@@ -367,8 +367,8 @@ func (c *networkCheck) gateway(path string, f Addressing, prefixes []netip.Prefi
 	c.defaultRoute(path, gatewayKey{g.Is4(), f.Metric})
 }
 
-// OnLink reports whether a gateway outside the interface's networks is reached directly. It is, if
-// all addresses of its family are single ones (/32 or /128).
+// OnLink reports whether a gateway outside the interface's networks is reached directly. That is so
+// if all addresses of the gateway's family have the prefix length /32 or /128.
 func OnLink(addresses []string, gateway netip.Addr) bool {
 	single := false
 	for _, s := range addresses {
@@ -384,7 +384,8 @@ func OnLink(addresses []string, gateway netip.Addr) bool {
 	return single
 }
 
-// singleAddress returns an example of a single address in the gateway's family.
+// singleAddress returns an example of an address with the prefix length /32 or /128, of the
+// gateway's family.
 func singleAddress(prefixes []netip.Prefix, gateway netip.Addr) string {
 	for _, p := range prefixes {
 		if p.Addr().Is4() == gateway.Is4() {
@@ -394,8 +395,8 @@ func singleAddress(prefixes []netip.Prefix, gateway netip.Addr) string {
 	return "192.0.2.1/32"
 }
 
-// defaultRoute records the field of a default route. Default routes of the same family need
-// different metrics.
+// defaultRoute records the field of a default route. It reports a second default route with the
+// same family and metric.
 func (c *networkCheck) defaultRoute(path string, key gatewayKey) {
 	if other, twice := c.gateways[key]; twice {
 		c.probs.Add(path, "is a second default route, after %s: give one of the two interfaces a metric (the lowest is used first), or use routes for further networks", other)
@@ -404,9 +405,9 @@ func (c *networkCheck) defaultRoute(path string, key gatewayKey) {
 	c.gateways[key] = path
 }
 
-// Unreachable reports API servers to which the machine has no route. The Site must be valid.
-// Unreachable checks only static networks, and nothing if an Ignition config may add others. The
-// edgebake command rejects such a Site, but a machine that has it already continues.
+// Unreachable reports API servers to which the machine has no route. The Site must be valid. It
+// checks only static networks, and nothing if an Ignition config may add others. The edgebake
+// command rejects such a Site, but a machine that already has it accepts it.
 func (s *Site) Unreachable() (probs Problems) {
 	if len(s.Network.Interfaces) == 0 || !s.Ignition.IsZero() || s.IgnitionFile != "" {
 		return nil
@@ -446,7 +447,7 @@ func parsedPrefixes(list []string) (prefixes []netip.Prefix) {
 	return prefixes
 }
 
-// partOf returns the first result of forms.HostPart for a and one of the prefixes that is not "".
+// partOf returns the result of forms.HostPart for a and the first prefix for which it is not "".
 func partOf(prefixes []netip.Prefix, a netip.Addr) string {
 	for _, p := range prefixes {
 		if part := forms.HostPart(p, a); part != "" {

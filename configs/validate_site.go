@@ -20,16 +20,16 @@ import (
 
 // Node types.
 const (
-	NodeNative       = "native" // plain kubeadm worker
-	NodeEdge         = "edge"   // uses yurthub, works without the cluster
-	NodeCloud        = "cloud"  // uses yurthub, always online
+	NodeNative       = "native" // a plain kubeadm worker
+	NodeEdge         = "edge"   // uses yurthub, and works without the cluster
+	NodeCloud        = "cloud"  // uses yurthub, and is always online
 	NodeControlPlane = "control-plane"
 )
 
 // Validate returns all problems of s, or nil. It does not change s, whose defaults must be set.
 func (s *Site) Validate() Problems { return s.validate(true) }
 
-// ValidatePublic is like Validate, but the credentials may be missing.
+// ValidatePublic is Validate for a Site that may lack its credentials.
 func (s *Site) ValidatePublic() Problems { return s.validate(false) }
 
 func (s *Site) validate(credentials bool) Problems {
@@ -40,7 +40,7 @@ func (s *Site) validate(credentials bool) Problems {
 	return probs
 }
 
-// ValidateRules reports problems of rules that are not in the fields' tags, except missing
+// ValidateRules reports violations of the rules that are not in struct tags, except missing
 // credentials. It is for documents that contain parts of a Site.
 func (s *Site) ValidateRules(probs *Problems) { s.validateRules(false, probs) }
 
@@ -78,8 +78,8 @@ func (s *Site) validateRules(credentials bool, probs *Problems) {
 	}
 }
 
-// inner returns the message about a problem in an inline document. The line in the message is
-// relative to the inline document.
+// inner returns the message about a problem in an inline document. The line in it is relative to
+// the inline document.
 func inner(p Problem) string {
 	at := ""
 	if p.Line > 0 {
@@ -97,8 +97,8 @@ func (s *Site) validateCluster(credentials bool, probs *Problems) {
 	s.validateCA(credentials, probs)
 }
 
-// PlainMaster returns the normalized form of an API server ("host:port"). ipvscare compares API
-// servers in the same form. Invalid text is returned unchanged.
+// PlainMaster returns the normal form of an API server ("host:port"), in which ipvscare compares
+// API servers. It returns an invalid text unchanged.
 func PlainMaster(master string) string {
 	host, port, err := net.SplitHostPort(master)
 	if err != nil {
@@ -115,8 +115,8 @@ func PlainMaster(master string) string {
 	return net.JoinHostPort(host, strconv.FormatUint(n, 10))
 }
 
-// validateMasters validates masters. It returns how many IPv4 and how many IPv6 addresses are among
-// them.
+// validateMasters validates masters. It returns how many of them are IPv4 addresses, and how many
+// IPv6 addresses.
 func (s *Site) validateMasters(probs *Problems) (v4, v6 int) {
 	seen := map[string]int{}
 	for i, m := range s.Masters {
@@ -180,7 +180,7 @@ func (s *Site) validateToken(credentials bool, probs *Problems) {
 	}
 }
 
-// validateCAPins checks that the Site identifies the cluster's CA and does not contradict itself.
+// validateCAPins checks that the Site identifies the cluster's CA without contradictions.
 func (s *Site) validateCAPins(probs *Problems) {
 	hasCA := s.CACert != "" || s.CAFile != ""
 	switch {
@@ -194,9 +194,9 @@ func (s *Site) validateCAPins(probs *Problems) {
 }
 
 // kubeletMaySet reports whether kubelet accepts the label in --node-labels. Of the labels in
-// kubernetes.io and k8s.io, it accepts those listed here and those in kubelet.kubernetes.io and
-// node.kubernetes.io. With any other it exits, and the admission plugin NodeRestriction would
-// reject it too.
+// kubernetes.io and k8s.io, it accepts only those in this list, and those in kubelet.kubernetes.io
+// and node.kubernetes.io. With any other, kubelet exits; the admission plugin NodeRestriction would
+// also reject it.
 func kubeletMaySet(key string) bool {
 	prefix, _, ok := strings.Cut(key, "/")
 	if !ok {
@@ -224,8 +224,8 @@ func kubeletMaySet(key string) bool {
 	return true
 }
 
-// managedKubeletArg returns what to use instead of a kubelet flag that other fields, kubeadm or
-// first boot set. It returns "" for other flags.
+// managedKubeletArg returns advice for a kubelet flag that another field, kubeadm or first boot
+// sets. It returns "" for other flags.
 func managedKubeletArg(name string) string {
 	switch name {
 	case "node-labels":
@@ -351,8 +351,8 @@ func (s *Site) validateKubelet(probs *Problems) {
 	}
 }
 
-// badArgument returns why v is not valid as the value of a kubelet flag, or "". kubeadm joins the
-// flags with blanks. systemd splits them again, and interprets quotes and backslashes.
+// badArgument returns why v cannot be the value of a kubelet flag, or "". kubeadm joins the flags
+// with blanks. systemd splits them again, and interprets quotes and backslashes.
 func badArgument(v string) string {
 	switch {
 	case strict.BadText(v) != "":
@@ -363,8 +363,8 @@ func badArgument(v string) string {
 	return ""
 }
 
-// badNodeIP returns why v is not valid for kubelet's --node-ip, or "". kubelet does not start with
-// an address that the machine does not have.
+// badNodeIP returns why v is invalid for kubelet's --node-ip, or "". kubelet does not start with an
+// address that the machine does not have.
 func badNodeIP(v string) string {
 	addrs := strings.Split(v, ",")
 	if len(addrs) > 2 {
@@ -382,8 +382,8 @@ func badNodeIP(v string) string {
 	return ""
 }
 
-// CheckHub validates the settings of yurthub that are given by flags of `firstboot convert`. Its
-// messages name the flags. Empty settings are ignored.
+// CheckHub validates settings of yurthub that are flags of `firstboot convert`. Its messages name
+// the flags. It ignores empty settings.
 func CheckHub(nodePool, namespace, lbMode string, localClients []int, extraArgs []string) error {
 	var probs Problems
 	if bad := badNodePool(nodePool); nodePool != "" && bad != "" {
@@ -400,16 +400,16 @@ func CheckHub(nodePool, namespace, lbMode string, localClients []int, extraArgs 
 	return probs.Err()
 }
 
-// CheckSiteYurthubArgs returns the problems that a Site's yurthub.extraArgs have with this version
-// of yurthub.
+// CheckSiteYurthubArgs returns the problems of a Site's yurthub.extraArgs with this version of
+// yurthub.
 func CheckSiteYurthubArgs(args []string, version string) Problems {
 	var probs Problems
 	validateYurthubArgs("yurthub.extraArgs", args, version, &probs)
 	return probs
 }
 
-// validateYurthubArgs validates additional arguments ("--name=value") for a version of yurthub; an
-// empty version stands for any.
+// validateYurthubArgs validates additional arguments ("--name=value") for a version of yurthub, or
+// for any version if version is empty.
 func validateYurthubArgs(path string, args []string, version string, probs *Problems) {
 	for i, a := range args {
 		sub := fmt.Sprintf("%s[%d]", path, i)
@@ -426,7 +426,7 @@ func validateYurthubArgs(path string, args []string, version string, probs *Prob
 	}
 }
 
-// validateNames reports names that the node cannot resolve because it has no DNS server.
+// validateNames reports names that the node cannot resolve without a DNS server.
 func (s *Site) validateNames(probs *Problems) {
 	n := &s.Network
 	if len(n.DNS) > 0 || n.UsesDHCP() {

@@ -15,7 +15,8 @@ import (
 // secretKeySize is the size of a minisign secret key in bytes. A public key has 42 bytes.
 const secretKeySize = 158
 
-// NotBeforeTime returns NotBefore as a time, or zero if it is not set. The Image must be valid.
+// NotBeforeTime returns NotBefore as a time, or the zero time if it is not set. The Image must be
+// valid.
 func (s *Sites) NotBeforeTime() time.Time {
 	if s.NotBefore == "" {
 		return time.Time{}

@@ -9,7 +9,7 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// Versions for the examples, and for messages that show the format.
+// Versions in the examples, and in messages that show the format.
 const (
 	ExampleKubernetes = "v1.37.2"
 	ExampleContainerd = "2.3.7"
@@ -19,8 +19,8 @@ const (
 // newestContainerd is the newest tested minor version of containerd 2.
 const newestContainerd = 4
 
-// endedKubernetes maps minor versions of Kubernetes 1.x that are not supported any more to their
-// last day of support. Source: the release pages of Kubernetes.
+// endedKubernetes maps minor versions of Kubernetes 1.x whose support has ended to the last day of
+// support, from the release pages of Kubernetes.
 var endedKubernetes = map[int]string{
 	30: "28 June 2025",
 	31: "11 November 2025",
@@ -29,8 +29,8 @@ var endedKubernetes = map[int]string{
 	34: "27 October 2026",
 }
 
-// endedContainerd maps series of containerd that are not supported any more to their last day of
-// support. Source: containerd's release policy.
+// endedContainerd maps minor versions of containerd whose support has ended to the last day of
+// support, from the release policy of containerd.
 var endedContainerd = map[string]string{
 	"1.7": "30 September 2026",
 	"2.0": "7 November 2025",
@@ -39,18 +39,18 @@ var endedContainerd = map[string]string{
 }
 
 const (
-	// kubelet asks containerd for its cgroup driver. containerd before 2.0 does not answer. Then
-	// kubelet before this version falls back to its own configuration.
+	// kubelet asks containerd for its cgroup driver, but containerd before 2.0 does not answer.
+	// kubelet before this version then uses its own configuration.
 	firstKubernetesWithoutFallback = 38
 	// From this version on, kubelet warns if containerd does not answer.
 	firstKubernetesWarning = 36
 )
 
-// debianContainerd maps Debian releases to their series of containerd.
+// debianContainerd maps Debian releases to their minor versions of containerd.
 var debianContainerd = map[string]string{"bookworm": "1.6", "trixie": "1.7"}
 
-// containerdSeries returns the series, for example "2.3" for containerd 2.3.7. It returns "" if
-// only the base determines the version.
+// containerdSeries returns the minor version, such as "2.3" for containerd 2.3.7. It returns "" if
+// the Image does not determine the version.
 func (i *Image) containerdSeries() string {
 	if i.Containerd.Debian {
 		if b := i.Base.Debian; b != nil && len(b.Sources) == 0 {
@@ -72,7 +72,7 @@ func (i *Image) containerdField() string {
 	return "containerd.version"
 }
 
-// validatePair rejects combinations of versions that do not work together.
+// validatePair rejects versions that do not work together.
 func (i *Image) validatePair(probs *Problems) {
 	if i.Containerd.Debian && i.containerdSeries() == "1.6" {
 		probs.Add("containerd.debian", "Debian %s has containerd 1.6, which is not supported (1.7 and 2.x are): give a version and a source, e.g. version: %s and source: {goModule: {}}", i.Base.Debian.Suite, ExampleContainerd)
@@ -82,8 +82,8 @@ func (i *Image) validatePair(probs *Problems) {
 	}
 }
 
-// KubernetesWarning returns a warning if a version is not supported any more or is newer than the
-// tested ones. Otherwise it returns "".
+// KubernetesWarning returns a warning if the support of a version has ended, or if the version is
+// newer than the tested versions. Otherwise, it returns "".
 func KubernetesWarning(version string) string {
 	minor, newest := kubeadm.Minor(version), kubeadm.Minor(ExampleKubernetes)
 	switch end, ended := endedKubernetes[minor]; {
@@ -95,8 +95,8 @@ func KubernetesWarning(version string) string {
 	return ""
 }
 
-// Warnings describes settings of a valid Image that are allowed but rarely correct, each with its
-// field.
+// Warnings returns settings of a valid Image that are allowed but rarely correct. Each warning
+// begins with the field.
 func (i *Image) Warnings() []string {
 	var list []string
 	minor, series := kubeadm.Minor(i.Kubernetes.Version), i.containerdSeries()
@@ -107,7 +107,7 @@ func (i *Image) Warnings() []string {
 		list = append(list, fmt.Sprintf("yurthub.version: %s is certified by OpenYurt up to Kubernetes v1.%d and was tested here up to v1.%d, not with v1.%d", y.Version, openyurt.CertifiedKubernetes, openyurt.NewestKubernetes, minor))
 	}
 	field := i.containerdField()
-	// Debian supports its own package of containerd for the lifetime of the suite.
+	// Debian supports its own package of containerd as long as the suite.
 	if end, ok := endedContainerd[series]; ok && !i.Containerd.Debian {
 		list = append(list, fmt.Sprintf("%s: containerd %s has had no security fixes since %s: use %s", field, series, end, ExampleContainerd))
 	}

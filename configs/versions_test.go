@@ -8,13 +8,13 @@ import (
 	"testing"
 )
 
-// TestExampleVersions compares the versions that the examples and the images of the end-to-end
-// tests pin with the versions in messages.
+// TestExampleVersions checks that the examples and the images of the end-to-end tests use the same
+// versions as messages.
 func TestExampleVersions(t *testing.T) {
 	version := regexp.MustCompile(`(?m)^(?:  version|kubernetesVersion): "?(v?[0-9.]+)`)
 	allowed := map[string]bool{
 		ExampleKubernetes: true, ExampleContainerd: true,
-		"v1.36.5": true, // openyurt.yaml: OpenYurt follows Kubernetes by some releases
+		"v1.36.5": true, // openyurt.yaml: OpenYurt supports a Kubernetes some releases later
 		"v1.7.0":  true, // OpenYurt
 	}
 	seen := 0
@@ -62,7 +62,7 @@ func TestVersionPairs(t *testing.T) {
 		{"v1.36.5", url("2.10.0"), "containerd.version: containerd 2.10 is newer than this edgebake, which was tested with 2.4 and earlier", ""},
 		{"v1.35.4", url("2.2.9"), "containerd.version: containerd 2.2 has had no security fixes since 6 November 2026: use 2.3.7", ""},
 		{"v1.34.4", url("2.3.7"), "kubernetes.version: Kubernetes v1.34 has had no security fixes since 27 October 2026: use v1.37.2", ""},
-		{"v1.35.4", "{debian: true}", "", ""}, // maintained by Debian
+		{"v1.35.4", "{debian: true}", "", ""}, // Debian supports this version
 		{"v1.36.5", "{debian: true}", "containerd.debian: containerd 1.7 works with Kubernetes v1.36, but not with v1.38 and later", ""},
 		{"v1.37.2", url("1.7.35"), "containerd.version: containerd 1.7 works with Kubernetes v1.37, but not with v1.38 and later", ""},
 		{"v1.38.0", url("1.7.35"), "", "containerd.version: kubelet v1.38 does not start with containerd 1.7"},
@@ -88,8 +88,8 @@ func TestVersionPairs(t *testing.T) {
 	}
 }
 
-// TestContainerdOfDebian checks that Debian's own version is known for its releases, unless other
-// sources are set.
+// TestContainerdOfDebian checks that the version of containerd in Debian's releases is known,
+// unless the Image has other sources.
 func TestContainerdOfDebian(t *testing.T) {
 	if _, err := versionsImage(t, "bookworm", ExampleKubernetes, "{debian: true}"); err == nil || !strings.Contains(err.Error(), "containerd.debian: Debian bookworm has containerd 1.6, which is not supported") {
 		t.Errorf("bookworm's own containerd: %v", err)

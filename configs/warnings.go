@@ -10,7 +10,7 @@ import (
 	"github.com/edgebake/edgebake/configs/ignition"
 )
 
-// Limits of DNS resolvers. kubelet and musl use three DNS servers; glibc before 2.26 in a container
+// Limits of DNS resolvers. kubelet and musl use three DNS servers. glibc before 2.26 in a container
 // uses six search domains.
 const (
 	maxDNSServers    = 3
@@ -20,8 +20,8 @@ const (
 // defaultPodCIDR is the default CIDR of pods in an Image.
 var defaultPodCIDR = netip.MustParsePrefix("10.244.0.0/16")
 
-// Default prefix lengths of the part of the pod CIDR that kube-controller-manager gives each node,
-// by family.
+// Default prefix lengths, by family, of the pod CIDR that kube-controller-manager assigns to a
+// node.
 const (
 	NodeMask4 = 24
 	NodeMask6 = 64
@@ -30,8 +30,8 @@ const (
 // defaultVIP is the default VIP of a Site.
 var defaultVIP = netip.MustParseAddr("10.103.97.2")
 
-// Warnings describes settings of a valid Site that are allowed but rarely correct. Their paths are
-// relative to the Site; see LocateSite.
+// Warnings returns settings of a valid Site that are allowed but rarely correct. Their paths are
+// relative to the Site: see LocateSite.
 func (s *Site) Warnings() Problems {
 	var w Problems
 	s.Network.warnings(&w)
@@ -76,8 +76,8 @@ func (n *Network) warnings(w *Problems) {
 	}
 }
 
-// noDefaultRoute names the default route that the machine lacks in the family of the VIP, or
-// returns "". It does not warn if other routes or an Ignition config may contain the route to
+// noDefaultRoute returns a name for the default route that the machine lacks in the family of the
+// VIP, or "". It returns "" if other routes or an Ignition config may contain the route to
 // Services.
 func (s *Site) noDefaultRoute() string {
 	v4 := s.ServicesAreV4()
@@ -99,7 +99,7 @@ func (s *Site) noDefaultRoute() string {
 	return ""
 }
 
-// Warnings returns the warnings of each site; see LocateInventory.
+// Warnings returns the warnings about each site: see LocateInventory.
 func (inv *Inventory) Warnings() []Problems {
 	all := make([]Problems, len(inv.Sites))
 	for i := range inv.Sites {
@@ -111,7 +111,8 @@ func (inv *Inventory) Warnings() []Problems {
 	return all
 }
 
-// exampleInterface returns the first interface name that is not a pattern, or an example.
+// exampleInterface returns the first name of an interface that is not a pattern, or else an
+// example.
 func exampleInterface(n *Network) string {
 	for _, f := range n.Interfaces {
 		if f.Name != "" && ifaceName.MatchString(f.Name) {
@@ -121,7 +122,8 @@ func exampleInterface(n *Network) string {
 	return "enp1s0"
 }
 
-// matchesName reports whether a pattern matches an interface name that is not a pattern itself.
+// matchesName reports whether a pattern matches the name of an interface. It returns false if name
+// is itself a pattern.
 func matchesName(pattern, name string) bool {
 	if !strings.ContainsAny(pattern, "*?[") || strings.HasPrefix(pattern, "!") || !ifaceName.MatchString(name) {
 		return false
@@ -130,7 +132,7 @@ func matchesName(pattern, name string) bool {
 	return err == nil && ok
 }
 
-// repeatable are kernel arguments that may be given more than once.
+// repeatable lists kernel arguments that may be given more than once.
 var repeatable = []string{"console", "earlycon", "earlyprintk", "mtdparts", "memmap", "video", "hugepages", "hugepagesz", "acpi_osi", "systemd.setenv", "systemd.wants", "systemd.mask", "rd.driver.blacklist", "modprobe.blacklist", "module_blacklist", "dyndbg"}
 
 // contradictions warns about kernel arguments that are given with two different values.

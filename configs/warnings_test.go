@@ -7,7 +7,7 @@ import (
 	"github.com/edgebake/edgebake/configs/ignition"
 )
 
-// TestWarnings compares each document's warnings and their positions.
+// TestWarnings compares the warnings of each document, and their positions.
 func TestWarnings(t *testing.T) {
 	const head = "apiVersion: edgebake.io/v1alpha1\nkind: Site\nmasters: [192.168.7.11:6443]\ncredentials: {token: abcdef.0123456789abcdee}\n" +
 		"caCertHashes: [\"sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef\"]\n"
@@ -66,8 +66,8 @@ func TestDecimalModes(t *testing.T) {
 	}
 }
 
-// TestIgnitionWarnings checks that settings that Ignition applies in spite of its own warning are
-// accepted.
+// TestIgnitionWarnings checks that a setting is accepted without a warning if Ignition warns about
+// it but applies it.
 func TestIgnitionWarnings(t *testing.T) {
 	for text, want := range map[string]string{
 		`{"ignition":{"version":"3.4.0"},"storage":{"files":[{"path":"/a","mode":2493,"contents":{"source":"data:,x"}}]}}`:                                                 "setuid",

@@ -2,7 +2,7 @@ package configs
 
 import "fmt"
 
-// Count returns a number with a noun, for example "1 site" or "2 sites".
+// Count returns a number with a noun, such as "1 site" or "2 sites".
 func Count(n int, what string) string {
 	if n != 1 {
 		what += "s"
@@ -10,8 +10,7 @@ func Count(n int, what string) string {
 	return fmt.Sprintf("%d %s", n, what)
 }
 
-// HumanSize returns a number of bytes as a Kubernetes quantity, for messages
-// and tables.
+// HumanSize returns a number of bytes as a Kubernetes quantity, for messages and tables.
 func HumanSize(n int64) string {
 	switch {
 	case n >= 10<<30:

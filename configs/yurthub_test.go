@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestYurthubArgsThatOthersCountOn checks that arguments of yurthub on which kubelet, first boot
-// and the firewall rely are rejected wherever arguments can be given.
+// TestYurthubArgsThatOthersCountOn checks that arguments of yurthub on which kubelet, first boot or
+// the firewall rely are rejected wherever arguments can be given.
 func TestYurthubArgsThatOthersCountOn(t *testing.T) {
 	for _, name := range []string{"proxy-port", "bind-proxy-address", "serve-port", "bind-address", "multiplexer-port", "disk-cache-path",
 		"root-dir", "bootstrap-file", "bootstrap-mode", "join-token"} {
@@ -22,8 +22,8 @@ func TestYurthubArgsThatOthersCountOn(t *testing.T) {
 	}
 }
 
-// TestYurthubArgsOfAVersion checks arguments against versions of yurthub. A Site does not name the
-// version, so stamping makes this check.
+// TestYurthubArgsOfAVersion checks which arguments each version of yurthub accepts. A Site does not
+// contain the version, so stamping makes this check.
 func TestYurthubArgsOfAVersion(t *testing.T) {
 	for version, fits := range map[string]bool{
 		"": true, "v1.6.0": false, "v1.6.0-rc.1": false, "v1.6.1": true, "v1.6.2": true, "v1.7.0": true, "v1.7.0-shop.3": true, "v1.8.0": true, "shop": true,

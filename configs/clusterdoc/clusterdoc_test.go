@@ -48,8 +48,8 @@ func TestClusterDefaults(t *testing.T) {
 	}
 }
 
-// TestClusterWarnings checks that an even number of masters is allowed, with a warning at its
-// position.
+// TestClusterWarnings checks that an even number of masters is accepted, but with a warning at its
+// place.
 func TestClusterWarnings(t *testing.T) {
 	c := mustCluster(t, strings.Replace(smallCluster, "7.11}]", "7.11}, {name: m2, address: 192.168.7.12}]", 1)+"kubeProxy: {mode: ipvs}\n")
 	if len(c.Warnings) != 2 || c.Warnings[0].Line != 5 || !strings.Contains(c.Warnings[0].Msg, "2 control-plane nodes survive no more failures than 1") {
@@ -57,7 +57,7 @@ func TestClusterWarnings(t *testing.T) {
 	}
 }
 
-// TestNobodyToAsk checks the warning about machines without a DNS server, on which CoreDNS does not
+// TestNobodyToAsk checks the warning about machines without a DNS server, on which CoreDNS cannot
 // start.
 func TestNobodyToAsk(t *testing.T) {
 	const still = "{interfaces: [{name: en0, addresses: [192.168.7.9/24]}]%s}"
@@ -82,7 +82,7 @@ func TestNobodyToAsk(t *testing.T) {
 	}
 }
 
-// TestNodeSite checks that a node's Site is valid for stamping.
+// TestNodeSite checks that the Site of a node can be stamped.
 func TestNodeSite(t *testing.T) {
 	c := mustCluster(t, examples.Cluster)
 	if len(c.Kubeadm) != 2 {
@@ -103,7 +103,7 @@ func TestNodeSite(t *testing.T) {
 	}
 }
 
-// TestMachineFields checks that the fields of a machine of a Cluster are in its Site too.
+// TestMachineFields checks that the fields of a machine in a Cluster are also in its Site.
 func TestMachineFields(t *testing.T) {
 	c := mustCluster(t, smallCluster)
 	match := configs.Match{Serial: "PC0Q1234"}
@@ -129,8 +129,8 @@ func TestMachineFields(t *testing.T) {
 	}
 }
 
-// TestClusterReport checks that with the receiver's key each machine has its own URL. Values from
-// which no URL can be made are rejected.
+// TestClusterReport checks that each machine has its own URL if the receiver has a key, and that
+// values are rejected if they cannot be used in a URL.
 func TestClusterReport(t *testing.T) {
 	const doc = smallCluster + "nodes: [{name: a}, {name: b}]\nreport: {url: 'https://192.0.2.9:8443/', key: k3k3k3k3k3k3k3k3k3k3k3k3k3}\n"
 	c := mustCluster(t, doc)
@@ -174,7 +174,7 @@ nodes: [{name: a, network: {interfaces: [{name: eth0, addresses: [192.168.8.1/24
 }
 
 // TestNamesOnAMaster checks that the network of a control-plane node is checked like that of a
-// worker: without DNS, the name of a time server cannot be resolved.
+// worker: without a DNS server, the name of a time server cannot be resolved.
 func TestNamesOnAMaster(t *testing.T) {
 	_, err := Parse("c", []byte(strings.Replace(smallCluster, "7.11}", "7.11, network: {interfaces: [{name: eth0, addresses: [192.168.7.11/24]}], ntp: [time.example.com]}}", 1)))
 	if err == nil || !strings.Contains(err.Error(), "masters[0].network.ntp[0]: time.example.com is a name") {
@@ -182,14 +182,14 @@ func TestNamesOnAMaster(t *testing.T) {
 	}
 }
 
-// TestRoutesToPods checks that without a network plugin, each machine has a route to the pods of
-// every other machine.
+// TestRoutesToPods checks which routes may lead into the pod CIDR: those to the pods of another
+// machine, which a cluster without a network plugin needs.
 func TestRoutesToPods(t *testing.T) {
 	for route, ok := range map[string]bool{
 		"{to: 10.244.0.0/24, via: 192.168.7.11}":    true,
-		"{to: 10.244.0.0/24, via: 192.168.7.2}":     true,  // through the other node
-		"{to: 10.244.0.0/24, via: 192.168.7.254}":   false, // through a router: to another network
-		"{to: 10.244.0.0/16, via: 192.168.7.11}":    false, // contains the machine's own pods too
+		"{to: 10.244.0.0/24, via: 192.168.7.2}":     true,  // through another node
+		"{to: 10.244.0.0/24, via: 192.168.7.254}":   false, // through a router to another network
+		"{to: 10.244.0.0/16, via: 192.168.7.11}":    false, // would also contain the machine's own pods
 		"{to: 10.240.0.0/12, via: 192.168.7.11}":    false,
 		"{to: 10.96.128.0/20, via: 192.168.7.11}":   false, // to Services
 		"{to: 192.168.99.0/24, via: 192.168.7.254}": true,
@@ -213,8 +213,8 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// TestFieldsOfALaterKubernetes checks that for a Kubernetes newer than the schemas, unknown fields
-// are only warnings.
+// TestFieldsOfALaterKubernetes checks that unknown fields are only warnings if Kubernetes is newer
+// than the schemas.
 func TestFieldsOfALaterKubernetes(t *testing.T) {
 	doc := smallCluster + "---\napiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: 60\nnewest: 1\n"
 	if _, err := Parse("c", []byte(doc)); err == nil || !strings.Contains(err.Error(), "c:10:1: KubeletConfiguration.newest: unknown field in Kubernetes v1.37") {
@@ -226,8 +226,8 @@ func TestFieldsOfALaterKubernetes(t *testing.T) {
 	}
 }
 
-// TestManagerRates checks that kube-controller-manager of a cluster that edgebake builds approves
-// certificates fast enough for many machines, unless the Cluster sets another rate.
+// TestManagerRates checks that kube-controller-manager approves certificates fast enough for many
+// machines, unless the Cluster sets another rate.
 func TestManagerRates(t *testing.T) {
 	const doc = "---\napiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\ncontrollerManager:\n  extraArgs:\n  - {name: %s, value: '7'}\n"
 	for name, tt := range map[string]struct {

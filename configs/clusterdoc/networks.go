@@ -12,7 +12,7 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// clusterNet is a CIDR of the cluster and the field that contains it.
+// clusterNet is a CIDR of the cluster, with the field that contains it.
 type clusterNet struct {
 	netip.Prefix
 	path, what string
@@ -23,8 +23,8 @@ func (n clusterNet) isDefault() bool {
 	return slices.Contains([]string{defaultPods[false], defaultPods[true], defaultServices[false], defaultServices[true]}, s)
 }
 
-// validateNetworks reports CIDRs of pods and Services that overlap each other
-// or contain an address of a machine.
+// validateNetworks reports CIDRs of pods and Services that overlap each other or contain an address
+// of a machine.
 func (c *Cluster) validateNetworks(probs *configs.Problems) {
 	pods := c.parseCIDRs("podCIDRs", c.PodCIDRs, "pods", probs)
 	services := c.parseCIDRs("serviceCIDRs", c.ServiceCIDRs, "Services", probs)
@@ -40,7 +40,7 @@ func (c *Cluster) validateNetworks(probs *configs.Problems) {
 		c.validatePodSize(p, probs)
 	}
 	for _, s := range services {
-		// The API server keeps an entry for each address of the CIDR.
+		// The API server stores an entry for each address of the CIDR.
 		if hosts := s.Addr().BitLen() - s.Bits(); hosts > 20 {
 			probs.Add(s.path, "%s is too large: the API server accepts at most 2^20 Services; write %s", s.Prefix, netip.PrefixFrom(s.Addr(), s.Addr().BitLen()-20))
 		} else if hosts < 4 {
@@ -52,7 +52,7 @@ func (c *Cluster) validateNetworks(probs *configs.Problems) {
 		for _, other := range all[:i] {
 			if n.Overlaps(other.Prefix) {
 				at, with := n, other
-				if n.isDefault() && !other.isDefault() { // n is a default, which the user did not write
+				if n.isDefault() && !other.isDefault() { // report the CIDR that the user wrote, not a default
 					at, with = other, n
 				}
 				probs.Add(at.path, "%s (%s) overlaps %s (%s, %s); choose networks without common addresses", at.Prefix, at.what, with.Prefix, with.what, with.path)
@@ -94,7 +94,7 @@ func (c *Cluster) parseCIDRs(field string, cidrs []string, what string, probs *c
 	return out
 }
 
-// reserved are networks that pods and Services cannot use on any node.
+// reserved lists the networks that pods and Services cannot use.
 var reserved = []struct {
 	netip.Prefix
 	what string
@@ -110,7 +110,7 @@ var reserved = []struct {
 }
 
 // validatePodSize checks that the CIDR is large enough for all machines. Each machine gets a /24 of
-// IPv4 or a /64 of IPv6, the defaults of kube-controller-manager.
+// IPv4 or a /64 of IPv6, which are the defaults of kube-controller-manager.
 func (c *Cluster) validatePodSize(p clusterNet, probs *configs.Problems) {
 	perNode := map[bool]int{true: 24, false: 64}[p.Addr().Is4()]
 	machines := len(c.Masters) + len(c.Nodes)
@@ -124,7 +124,7 @@ func (c *Cluster) validatePodSize(p clusterNet, probs *configs.Problems) {
 	}
 }
 
-// validateOverlap reports addresses and networks of machines that are inside n.
+// validateOverlap reports addresses and networks of machines that overlap n.
 func (c *Cluster) validateOverlap(n clusterNet, probs *configs.Problems) {
 	if vip, err := netip.ParseAddr(c.VIP); err == nil && n.Contains(vip.Unmap()) {
 		probs.Add(n.path, "%s (%s) contains the VIP %s: choose another network, or another VIP (vip)", n.Prefix, n.what, vip)
@@ -141,7 +141,7 @@ func (c *Cluster) validateOverlap(n clusterNet, probs *configs.Problems) {
 }
 
 // overlapMachine reports networks and routes of a machine that overlap n. It skips the network that
-// contains address, because that has been reported already.
+// contains the machine's address, which has already been reported.
 func (c *Cluster) overlapMachine(n clusterNet, network *configs.Network, path, address string, probs *configs.Problems) {
 	for _, s := range network.Subnets() {
 		if s.Overlaps(n.Prefix) && (s.Addr().String() != address || !n.Contains(s.Addr())) {
@@ -162,8 +162,8 @@ func (c *Cluster) overlapMachine(n clusterNet, network *configs.Network, path, a
 	}
 }
 
-// leadsToPods reports whether a route through another machine leads to that machine's pods.
-// Clusters without a network plugin have such routes.
+// leadsToPods reports whether a route with the destination to leads to the pods of another machine,
+// through that machine. Clusters without a network plugin have such routes.
 func (c *Cluster) leadsToPods(n clusterNet, to netip.Prefix, via string) bool {
 	router, err := netip.ParseAddr(via)
 	if err != nil || n.what != "pods" || to.Bits() <= n.Bits() {

@@ -10,20 +10,20 @@ import (
 	"github.com/edgebake/edgebake/configs/yamltree"
 )
 
-// File is a Cluster and the documents that follow it in the same file.
+// File is a Cluster with the documents that follow it in the same file.
 type File struct {
 	*Cluster
-	// File is the name of the file, for messages; Text is its content.
+	// File is the name of the file for messages, and Text its content.
 	File string
 	Text []byte
-	// Kubeadm are the documents after the Cluster.
+	// Kubeadm contains the documents after the Cluster.
 	Kubeadm kubeadm.Documents
-	// Warnings are settings that are valid but rarely correct.
+	// Warnings lists settings that are allowed but rarely correct.
 	Warnings configs.Problems
 }
 
 // Parse parses a Cluster and the kubeadm documents after it. Its error is of type Problems. It does
-// not check the manifests that the Cluster names; manifest.Check does.
+// not check the manifests that the Cluster names: package manifest does.
 func Parse(name string, data []byte) (*File, error) {
 	d, err := configs.Read(name, data)
 	if err != nil {
@@ -36,7 +36,7 @@ func Parse(name string, data []byte) (*File, error) {
 	return c, nil
 }
 
-// Read decodes a document that is a Cluster. If there is an error, it also returns the fields that
+// Read decodes a document that is a Cluster. Even if there is an error, it returns the fields that
 // it could decode, so that their manifests can be checked too.
 func Read(doc *configs.Document) (*File, error) {
 	f := &File{Cluster: new(Cluster), File: doc.File, Text: doc.Data}
@@ -66,7 +66,7 @@ func (c *Cluster) TokenLifetime() time.Duration {
 	return d
 }
 
-// Default CIDRs of pods and Services. The key is true if the control-plane nodes use IPv6.
+// Default CIDRs of pods and Services. The key is true if control-plane nodes have IPv6 addresses.
 var (
 	defaultPods     = map[bool]string{false: "10.244.0.0/16", true: "fd00:244::/56"}
 	defaultServices = map[bool]string{false: "10.96.0.0/16", true: "fd00:96::/112"}
@@ -95,7 +95,7 @@ func (c *Cluster) SetDefaults() {
 	}
 }
 
-// warnings returns settings that are valid but rarely correct.
+// warnings returns settings that are allowed but rarely correct.
 func (c *Cluster) warnings() configs.Problems {
 	var probs configs.Problems
 	if n := len(c.Masters); n > 0 && n%2 == 0 {
@@ -109,8 +109,8 @@ func (c *Cluster) warnings() configs.Problems {
 	return probs
 }
 
-// withoutDNS warns about machines without a DNS server. CoreDNS does not start on them, because
-// kubeadm configures it to forward other names to the machine's DNS servers.
+// withoutDNS warns about machines without a DNS server. CoreDNS cannot start on them, because
+// kubeadm makes it forward other names to the machine's DNS servers.
 func (f *File) withoutDNS() configs.Problems {
 	if yamltree.True(yamltree.At(f.Kubeadm.Of("ClusterConfiguration"), "dns.disabled")) {
 		return nil

@@ -10,19 +10,19 @@ import (
 	"github.com/edgebake/edgebake/configs"
 )
 
-// minReportKey is the minimum length of a key in characters. `edgebake cluster listen` generates 26
+// minReportKey is the smallest length of a key. `edgebake cluster listen` generates keys of 26
 // letters.
 const minReportKey = 20
 
-// ReportPath returns the path of the URL to which one node sends its reports (`edgebake cluster
-// listen`). It consists of the node's name and a MAC made with the key.
+// ReportPath returns the path in the URL to which a node sends its reports (`edgebake cluster
+// listen`). It consists of the node's name and a MAC of the name.
 func ReportPath(key configs.Secret, node string) string {
 	mac := hmac.New(sha256.New, []byte(key.Reveal()))
 	mac.Write([]byte("edgebake report v1\n" + node))
 	return "/" + node + "/" + hex.EncodeToString(mac.Sum(nil)[:16])
 }
 
-// of returns the value of the field report in a node's Site.
+// of returns the field report for a node's Site.
 func (r *Receiver) of(node string) configs.Report {
 	out := configs.Report{URL: r.URL, CACert: r.CACert}
 	if !r.Key.IsZero() && node != "" {
@@ -31,7 +31,7 @@ func (r *Receiver) of(node string) configs.Report {
 	return out
 }
 
-// validate validates the fields that the field report of a Site does not have.
+// validate validates the field key, which the field report of a Site does not have.
 func (r *Receiver) validate(probs *configs.Problems) {
 	if r.Key.IsZero() {
 		return

@@ -25,14 +25,14 @@ func (c *Cluster) APIServers() []string {
 	return out
 }
 
-// siteFrame returns a Site that has only the fields that are the same for all machines.
+// siteFrame returns a Site with only those fields that have the same value on all machines.
 func (c *Cluster) siteFrame(nodeType, node string) configs.Site {
 	s := configs.Site{APIVersion: configs.APIVersion, Kind: configs.KindSite, NodeName: node, Masters: c.APIServers(), Endpoint: c.Endpoint, VIP: c.VIP, NodeType: nodeType, Users: c.Users, Report: c.Report.of(node)}
 	strict.ApplyDefaults(&s)
 	return s
 }
 
-// NodeSite returns the Site of one worker. The Cluster must be valid.
+// NodeSite returns the Site of a worker. The Cluster must be valid.
 func (c *Cluster) NodeSite(n *Node, token configs.Secret, caHash string) *configs.Site {
 	s := c.siteFrame(n.NodeType, n.Name)
 	s.NodePool, s.NodeIP, s.Labels, s.Taints, s.Match, s.Network = n.NodePool, n.NodeIP, n.Labels, n.Taints, n.Match, n.Network
@@ -42,9 +42,9 @@ func (c *Cluster) NodeSite(n *Node, token configs.Secret, caHash string) *config
 	return &s
 }
 
-// ControlPlaneSite returns the Site of one control-plane node, without credentials. The Cluster
-// must be valid. bootstrap is the time until which the cluster may be initialized; zero means
-// never.
+// ControlPlaneSite returns the Site of a control-plane node, without credentials. The Cluster must
+// be valid. bootstrap is the time until which the cluster may be initialized. If it is zero, the
+// Site never allows that.
 func (f *File) ControlPlaneSite(m *ControlPlaneNode, id, caHash string, bootstrap time.Time) (*configs.Site, error) {
 	s := f.siteFrame(configs.NodeControlPlane, m.Name)
 	s.Match, s.Network = m.Match, m.Network
@@ -66,9 +66,9 @@ func (f *File) ControlPlaneSite(m *ControlPlaneNode, id, caHash string, bootstra
 	return &s, nil
 }
 
-// Request rates of kube-controller-manager. It sends two requests for the certificate of each node
-// that joins. With these rates, 4,000 nodes that start together wait one minute; with the default
-// of 20 requests per second, they would wait nearly seven.
+// Rate limits for the requests of kube-controller-manager, which sends two requests for the
+// certificate of each node that joins. With these rates, 4,000 nodes that start together wait one
+// minute. With the default, 20 requests per second, they would wait nearly seven minutes.
 const (
 	managerQPS   = "kube-api-qps"
 	managerBurst = "kube-api-burst"
@@ -76,7 +76,7 @@ const (
 	ManagerQPS = 150
 )
 
-// setManagerRates sets the rates, unless the Cluster's own kubeadm documents set one of them.
+// setManagerRates sets these rates, unless the Cluster's own kubeadm documents set one of them.
 func setManagerRates(cluster *yaml.Node) {
 	list := yamltree.ListAt(cluster, "controllerManager", "extraArgs")
 	for _, arg := range list.Content {
@@ -92,8 +92,8 @@ func setManagerRates(cluster *yaml.Node) {
 	}
 }
 
-// controlPlaneDocuments returns the kubeadm documents for one control-plane node: those in the
-// Cluster's file, completed with fields of the Cluster.
+// controlPlaneDocuments returns the kubeadm documents for a control-plane node: those in the
+// Cluster's file, completed from fields of the Cluster.
 func (f *File) controlPlaneDocuments(m *ControlPlaneNode) ([]byte, error) {
 	docs := kubeadm.Documents{
 		f.document("ClusterConfiguration"), f.document("InitConfiguration"), f.document("KubeletConfiguration"),
@@ -138,7 +138,7 @@ func (f *File) controlPlaneDocuments(m *ControlPlaneNode) ([]byte, error) {
 	str(proxy.Root, f.KubeProxy.Mode, "mode")
 	str(proxy.Root, f.KubeProxy.BindAddress, "bindAddress")
 	if f.KubeProxy.Mode == "ipvs" {
-		// kube-proxy would remove virtual servers that it did not create, including ipvscare's.
+		// kube-proxy would remove virtual servers that it has not created, such as ipvscare's.
 		bits := 32
 		if strings.Contains(f.VIP, ":") {
 			bits = 128
@@ -148,8 +148,8 @@ func (f *File) controlPlaneDocuments(m *ControlPlaneNode) ([]byte, error) {
 	return append(docs, proxy).Encode()
 }
 
-// nodeIP returns kubelet's --node-ip for a control-plane node. It has addresses of both families if
-// the cluster has both and the machine has static addresses of both.
+// nodeIP returns kubelet's --node-ip for a control-plane node. It contains addresses of both
+// families if the cluster has both families and the machine has a static address of each.
 func (f *File) nodeIP(m *ControlPlaneNode) string {
 	if len(f.ServiceCIDRs) < 2 {
 		return m.Address
@@ -157,14 +157,14 @@ func (f *File) nodeIP(m *ControlPlaneNode) string {
 	return cmp.Or(m.Network.BothAddresses(m.Address), m.Address)
 }
 
-// componentTimeout is the time that kubeadm gives a control-plane component to start. It is also
-// kubelet's startup probe: with the default of four minutes, kubelet would repeatedly kill an API
-// server on a small or busy machine.
+// componentTimeout is the time that a control-plane component may need to start. kubeadm also uses
+// it for startup probes: with the default of four minutes, kubelet would kill an API server on a
+// slow machine again and again.
 const componentTimeout = "20m0s"
 
 const defaultCRISocket = "unix:///run/containerd/containerd.sock"
 
-// document returns a copy of the user's document of a kind, or a new document.
+// document returns a copy of the user's document of this kind, or an empty document.
 func (f *File) document(kind string) kubeadm.Document {
 	root := yamltree.Mapping()
 	if own := f.Kubeadm.Of(kind); own != nil {
@@ -175,7 +175,7 @@ func (f *File) document(kind string) kubeadm.Document {
 	return kubeadm.Document{Kind: kind, Root: root}
 }
 
-// cloneNode copies a tree, and replaces aliases with their values.
+// cloneNode copies a tree and replaces aliases by their values.
 func cloneNode(n *yaml.Node) *yaml.Node {
 	c := *yamltree.Deref(n)
 	c.Anchor, c.Alias = "", nil
@@ -186,7 +186,7 @@ func cloneNode(n *yaml.Node) *yaml.Node {
 	return &c
 }
 
-// addItems adds those items to a list that it does not have yet.
+// addItems adds the items that a list does not contain yet.
 func addItems(root *yaml.Node, items []string, path ...string) {
 	list := yamltree.ListAt(root, path...)
 	for _, item := range items {

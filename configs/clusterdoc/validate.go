@@ -49,7 +49,7 @@ func (c *Cluster) Validate() configs.Problems {
 
 var repositoryForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]{1,5})?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*$`)
 
-// checks are the functions for the tag check in a Cluster.
+// checks contains the functions for the tag check in a Cluster.
 var checks = func() strict.Checks {
 	all := maps.Clone(configs.FieldChecks)
 	maps.Copy(all, strict.Checks{"clusterName": badClusterName, "repository": badRepository, "manifestPath": badManifestPath})
@@ -63,7 +63,7 @@ func badClusterName(s string) string {
 	return fmt.Sprintf("%q cannot name a cluster: lower-case letters, digits and - only, at most 63, beginning and ending with a letter or digit", strict.Shorten(s))
 }
 
-// badRepository returns why s cannot be the prefix of image names, or "".
+// badRepository returns why s cannot be the beginning of image names, or "".
 func badRepository(s string) string {
 	switch last := s[strings.LastIndexByte(s, '/')+1:]; {
 	case strings.Contains(s, "://"):
@@ -88,10 +88,10 @@ func badManifestPath(s string) string {
 	return ""
 }
 
-// owners maps a value that only one machine can have to the field that has it.
+// owners maps a value that only one machine can have to the field that contains it.
 type owners map[string]string
 
-// take records that a field has the value, or reports that another field has it already.
+// take records that a field contains a value, or reports that another field already contains it.
 func (o owners) take(value, path, what string, probs *configs.Problems) {
 	if value == "" {
 		return
@@ -103,8 +103,8 @@ func (o owners) take(value, path, what string, probs *configs.Problems) {
 	o[value] = path
 }
 
-// validateMachines validates masters and nodes. It also checks that no two have the same name,
-// address or match.
+// validateMachines validates masters and nodes. No two machines may have the same name, address or
+// match.
 func (c *Cluster) validateMachines(probs *configs.Problems) {
 	names, addresses, marks := owners{}, owners{}, owners{}
 	for i := range c.Masters {
@@ -115,7 +115,7 @@ func (c *Cluster) validateMachines(probs *configs.Problems) {
 		own := owners{}
 		if a, err := netip.ParseAddr(m.Address); err == nil {
 			addresses.take(a.Unmap().String(), path+".address", "address", probs)
-			own[a.Unmap().String()] = path + ".address" // the machine's own network may contain its address again
+			own[a.Unmap().String()] = path + ".address" // the machine's network may repeat its address
 		}
 		takeMatch(m.Match, path+".match", marks, probs)
 		site := c.siteFrame(configs.NodeNative, m.Name)
@@ -133,7 +133,7 @@ func (c *Cluster) validateMachines(probs *configs.Problems) {
 		}
 		site := c.NodeSite(n, configs.Secret{}, "")
 		if !slices.Contains([]string{configs.NodeNative, configs.NodeEdge, configs.NodeCloud}, site.NodeType) {
-			site.NodeType, site.NodePool = configs.NodeNative, "" // the wrong node type has been reported already
+			site.NodeType, site.NodePool = configs.NodeNative, "" // the wrong node type has already been reported
 		}
 		c.validateSite(site, path, probs)
 		takeSubnets(&n.Network, path, addresses, nil, probs)
@@ -143,7 +143,7 @@ func (c *Cluster) validateMachines(probs *configs.Problems) {
 
 func (c *Cluster) validateName(name, path string, names owners, probs *configs.Problems) {
 	if name == "" {
-		return // a required field; reported elsewhere
+		return // a missing required field is reported elsewhere
 	}
 	if strings.Contains(name, "{{") {
 		probs.Add(path, "%q is a template, but each machine of a Cluster needs a name", strict.Shorten(name))
@@ -161,7 +161,7 @@ func (c *Cluster) validateName(name, path string, names owners, probs *configs.P
 
 func (m *ControlPlaneNode) validateAddress(path string, probs *configs.Problems) {
 	if m.Address == "" {
-		return // a required field; reported elsewhere
+		return // a missing required field is reported elsewhere
 	}
 	a, err := netip.ParseAddr(m.Address)
 	switch {
@@ -193,7 +193,7 @@ func (m *ControlPlaneNode) validateAddress(path string, probs *configs.Problems)
 	}
 }
 
-// takeSubnets records a machine's addresses, except those in own.
+// takeSubnets records the addresses of a machine, except those in own.
 func takeSubnets(n *configs.Network, path string, addresses, own owners, probs *configs.Problems) {
 	for _, s := range n.Subnets() {
 		if a := s.Addr().Unmap().String(); own[a] == "" {
@@ -202,7 +202,7 @@ func takeSubnets(n *configs.Network, path string, addresses, own owners, probs *
 	}
 }
 
-// takeMatch validates a machine's match, if there is one, and records its members.
+// takeMatch validates the match of a machine, if it has one, and records its members.
 func takeMatch(m configs.Match, path string, marks owners, probs *configs.Problems) {
 	if m.IsZero() {
 		return
@@ -213,11 +213,11 @@ func takeMatch(m configs.Match, path string, marks owners, probs *configs.Proble
 	}
 }
 
-// machineFields are the fields of a Site that each machine of a Cluster has too.
+// machineFields lists the fields that both a Site and a machine of a Cluster have.
 var machineFields = []string{"nodePool", "nodeType", "nodeIP", "labels", "taints", "network"}
 
-// validateSite reports those problems of a machine's Site that are in the machine's own fields. If
-// the VIP is inside machines' networks, that is reported only for the first machine.
+// validateSite reports the problems of a machine's Site that are about the machine's own fields. A
+// VIP inside a machine's network is reported only once.
 func (c *Cluster) validateSite(site *configs.Site, path string, probs *configs.Problems) {
 	var found configs.Problems
 	site.ValidateRules(&found)
@@ -235,8 +235,7 @@ func (c *Cluster) validateSite(site *configs.Site, path string, probs *configs.P
 	}
 }
 
-// validateShared reports problems of fields that are the same in the Cluster and in every machine's
-// Site.
+// validateShared reports problems of the fields that every machine's Site copies from the Cluster.
 func (c *Cluster) validateShared(probs *configs.Problems) {
 	site := c.siteFrame(configs.NodeNative, "")
 	c.Report.validate(probs)
@@ -261,7 +260,7 @@ func (c *Cluster) validateShared(probs *configs.Problems) {
 	}
 }
 
-// isIn reports whether a problem is in one of the fields.
+// isIn reports whether a problem is about one of the fields.
 func isIn(p configs.Problem, fields []string) bool {
 	return slices.ContainsFunc(fields, func(f string) bool { return strict.Covers(f, p.Path) })
 }

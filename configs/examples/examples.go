@@ -1,5 +1,5 @@
-// Package examples contains commented documents. `edgebake init` generates its documents from them.
-// A test validates each of them.
+// Package examples contains commented documents, from which `edgebake init` makes its documents. A
+// test validates each of them.
 package examples
 
 import _ "embed"

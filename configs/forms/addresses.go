@@ -9,11 +9,11 @@ import (
 	"github.com/edgebake/edgebake/configs/strict"
 )
 
-// hexNumber matches the last label of a host name if inet_aton(3) would parse that label as a
+// hexNumber matches the last label of a host name if inet_aton(3) would parse the label as a
 // number.
 var hexNumber = regexp.MustCompile(`^(0x[0-9a-f]*|[0-9]+)$`)
 
-// IsLoopbackName reports whether every machine resolves name to itself.
+// IsLoopbackName reports whether every machine resolves the name to itself.
 func IsLoopbackName(name string) bool {
 	name = strings.TrimSuffix(strings.ToLower(name), ".")
 	switch name {
@@ -24,14 +24,14 @@ func IsLoopbackName(name string) bool {
 		strings.HasPrefix(name, "localhost4.") || strings.HasPrefix(name, "localhost6.")
 }
 
-// IPv4 networks whose addresses cannot belong to a host.
+// IPv4 networks whose addresses cannot belong to a machine.
 var (
 	ThisNetwork = netip.MustParsePrefix("0.0.0.0/8")
 	ReservedV4  = netip.MustParsePrefix("240.0.0.0/4")
 	broadcastV4 = netip.MustParseAddr("255.255.255.255")
 )
 
-// BadMachine returns why a cannot be the address of one machine, or "".
+// BadMachine returns why a cannot be the address of a machine, or "".
 func BadMachine(a netip.Addr) string {
 	switch {
 	case a.IsUnspecified() || ThisNetwork.Contains(a):
@@ -50,7 +50,7 @@ func BadMachine(a netip.Addr) string {
 	return ""
 }
 
-// BadServer returns why a cannot be the address of a server that all programs on the node can
+// BadServer returns why a cannot be the address of a server that every program on the node can
 // reach, or "".
 func BadServer(a netip.Addr) string {
 	if bad := BadMachine(a.WithZone("")); bad != "" {
@@ -72,7 +72,7 @@ func BadServer(a netip.Addr) string {
 	return ""
 }
 
-// BadRouter returns why a cannot be the next hop on an interface, or "".
+// BadRouter returns why a cannot be the next hop of a route on an interface, or "".
 func BadRouter(a netip.Addr) string {
 	if a.Zone() != "" {
 		return fmt.Sprintf("names an interface (%%%s); write %s, since the router is reached through the interface of this entry", strict.Shorten(a.Zone()), a.WithZone(""))
@@ -80,15 +80,15 @@ func BadRouter(a netip.Addr) string {
 	return BadMachine(a)
 }
 
-// ServiceAddrs are the addresses that kubeadm by default gives the cluster's API and DNS. A machine
-// cannot use them, because kube-proxy redirects their traffic.
+// ServiceAddrs contains the addresses that kubeadm by default gives to the cluster's API and DNS. A
+// machine cannot have one of them, because kube-proxy redirects their traffic.
 var ServiceAddrs = map[netip.Addr]string{
 	netip.MustParseAddr("10.96.0.1"):  "the Service kubernetes",
 	netip.MustParseAddr("10.96.0.10"): "the cluster's DNS",
 }
 
-// HostPart returns "network" or "broadcast" if a is the network or broadcast address of p,
-// otherwise "".
+// HostPart returns "network" or "broadcast" if a is that address of the network p. Otherwise, it
+// returns "".
 func HostPart(p netip.Prefix, a netip.Addr) string {
 	if !a.Is4() || !p.Contains(a) || p.Bits() >= 31 {
 		return ""
@@ -102,7 +102,7 @@ func HostPart(p netip.Prefix, a netip.Addr) string {
 	return ""
 }
 
-// IsBroadcast reports whether p's address is the last one of its network.
+// IsBroadcast reports whether the address of p is the last one of its network.
 func IsBroadcast(p netip.Prefix) bool {
 	a := p.Addr().As4()
 	for bit := p.Bits(); bit < 32; bit++ {

@@ -13,7 +13,7 @@ import (
 	"github.com/edgebake/edgebake/configs/strict"
 )
 
-// maxCA is the maximum size of caCert in bytes. It is enough for a few certificates.
+// maxCA is the largest accepted size of caCert in bytes, enough for a few certificates.
 const maxCA = 64 << 10
 
 // ParsePrivateKey parses a PEM private key and returns its public key. Its errors never quote the
@@ -69,8 +69,8 @@ func CheckCertificates(text string) error {
 	return err
 }
 
-// ParseCertificates parses PEM certificates. It rejects any other content, because a private key in
-// a Site would be copied to every machine.
+// ParseCertificates parses PEM certificates. It rejects all other content: a private key in a Site
+// would be copied to every machine.
 func ParseCertificates(text string) ([]*x509.Certificate, error) {
 	if len(text) > maxCA {
 		return nil, fmt.Errorf("has %d bytes; a CA certificate has about a thousand", len(text))

@@ -1,6 +1,6 @@
-// Package forms validates single values of documents: names, hosts, addresses, labels, URLs, keys.
-// The functions named Bad... return a message, worded to follow the field or value, or "" for a
-// valid value.
+// Package forms validates single values in documents: names, hosts, addresses, labels, URLs, keys.
+// The functions Bad... return a message that follows the name of the field or the value, or "" for
+// a valid value.
 package forms
 
 import (
@@ -19,8 +19,7 @@ import (
 	"github.com/edgebake/edgebake/configs/strict"
 )
 
-// Patterns of single values. SizeForm is a number with a unit, such as 512Mi or
-// 2G.
+// Patterns of single values. SizeForm matches a number with a unit, such as 512Mi or 2G.
 var (
 	DNSLabel   = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 	labelName  = regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$`)
@@ -33,16 +32,16 @@ var (
 // TokenWords describes the format of a Token, for messages.
 const TokenWords = "6 letters or digits, a dot, 16 letters or digits, all in lower case"
 
-// Placeholders in the Site that `edgebake init` writes. Validation rejects them. Otherwise a
-// forgotten placeholder would be noticed only when a machine in the field does not join.
+// Placeholders in the Site that `edgebake init` writes. Validation rejects them. Otherwise, a
+// forgotten placeholder would be noticed only when a machine in the field cannot join.
 const (
 	PlaceholderKey    = "ssh-ed25519 xxxxxxxx admin@example.com"
 	PlaceholderToken  = "xxxxxx.xxxxxxxxxxxxxxxx"
 	PlaceholderCAHash = "sha256:xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"
 )
 
-// ParseSize returns the number of bytes of a size in the format of Kubernetes quantities (512Mi,
-// 2G, 500k), optionally followed by B.
+// ParseSize returns the number of bytes in a size, which has the format of a Kubernetes quantity
+// (512Mi, 2G, 500k) and optionally ends in B.
 func ParseSize(s string) (int64, error) {
 	m := SizeForm.FindStringSubmatch(s)
 	if m == nil {
@@ -60,8 +59,8 @@ func ParseSize(s string) (int64, error) {
 	return n * unit, nil
 }
 
-// CheckNodeName returns an error if name is not valid for a Node. The limit of 63 characters is
-// that of the label kubernetes.io/hostname.
+// CheckNodeName returns an error if a Node cannot have this name. The name is also the value of the
+// label kubernetes.io/hostname, which may have 63 characters.
 func CheckNodeName(name string) error {
 	switch {
 	case name == "":
@@ -97,7 +96,7 @@ func CheckHost(s string) error {
 	return nil
 }
 
-// BadHost returns why s is not an IP address or DNS name, or "".
+// BadHost returns why s is neither an IP address nor a DNS name, or "".
 func BadHost(s string) string {
 	if a, err := netip.ParseAddr(s); err == nil {
 		if a.Zone() != "" {
@@ -113,7 +112,7 @@ func BadHost(s string) string {
 	return ""
 }
 
-// BadHostPort returns why s is not "host:port", or "". For common mistakes the message includes a
+// BadHostPort returns why s is not "host:port", or "". For common mistakes, the message contains a
 // fix.
 func BadHostPort(s string) string {
 	if bad := notHostPort(s); bad != "" {
@@ -144,8 +143,8 @@ func BadHostPort(s string) string {
 	return BadHost(host)
 }
 
-// notHostPort returns the message for values that do not have the form "host:port" at all: a URL, a
-// list, an address without a port. Otherwise it returns "".
+// notHostPort returns a message for values that are something else than "host:port", such as a URL,
+// a list, or an address without a port. Otherwise, it returns "".
 func notHostPort(s string) string {
 	switch {
 	case s == "":
@@ -171,7 +170,7 @@ func notHostPort(s string) string {
 		return ""
 	case BadServer(a) != "":
 		return fmt.Sprintf("%s %s", a, BadServer(a))
-	case a.Is6() && !strings.HasPrefix(s, "["): // any of the colons could be the one before the port
+	case a.Is6() && !strings.HasPrefix(s, "["): // any of the colons might be the one before the port
 		return fmt.Sprintf("%q: write an IPv6 address in brackets, followed by a port, as in [fd00::1]:6443", s)
 	}
 	return fmt.Sprintf("%q has no port; write %q", s, netip.AddrPortFrom(a, 6443))
@@ -211,8 +210,7 @@ func BadLabelKey(k string) string {
 	return ""
 }
 
-// BadLabelValue returns why v is not valid as the value of a label or taint, or
-// "".
+// BadLabelValue returns why v is not valid as the value of a label or taint, or "".
 func BadLabelValue(v string) string {
 	if v != "" && !labelName.MatchString(v) {
 		return fmt.Sprintf("%q is not a valid value: at most 63 letters, digits, -, _ and ., with a letter or digit at both ends", strict.Shorten(v))
@@ -234,7 +232,7 @@ func BadURL(s string, schemes ...string) string {
 	case !ok:
 		return fmt.Sprintf("the URL begins with %s://; write %s://", u.Scheme, strings.Join(schemes, ":// or "))
 	case u.User != nil:
-		// The field is not a Secret, so messages may print its value.
+		// Messages may print this value, since the field is not a Secret.
 		return "the URL contains a user name or password, which logs would show; leave them out"
 	case BadHost(u.Hostname()) != "":
 		return "the URL's host is neither an IP address nor a DNS name"
@@ -244,8 +242,8 @@ func BadURL(s string, schemes ...string) string {
 	return ""
 }
 
-// BadSSHKey returns why line is not valid in authorized_keys, or "". The line may have options
-// before the key.
+// BadSSHKey returns why line is not a valid line of authorized_keys, or "". The line may contain
+// options before the key.
 func BadSSHKey(line string) string {
 	switch {
 	case line == PlaceholderKey:
@@ -255,7 +253,7 @@ func BadSSHKey(line string) string {
 	case strings.ContainsAny(line, "\r\n"):
 		return "contains more than one line; write each key as its own item"
 	}
-	// Options may contain words that look like a key type, so one valid key is sufficient.
+	// Options may contain words that look like a type of key, so one valid key is enough.
 	fields := strings.Fields(line)
 	why := "is not a public key in the format of authorized_keys (ssh-ed25519 AAAA… comment)"
 	for i := range len(fields) - 1 {
@@ -275,12 +273,12 @@ func badKeyBlob(kind, encoded string) string {
 	if err != nil || len(blob) < 4 {
 		return "is truncated or damaged: the key is not base64"
 	}
-	// The blob begins with the name of its own type (RFC 4253, section 6.6).
+	// The blob begins with the type of the key (RFC 4253, section 6.6).
 	n := binary.BigEndian.Uint32(blob)
 	if uint64(n) > uint64(len(blob)-4) || string(blob[4:4+n]) != kind {
 		return fmt.Sprintf("is damaged: its type is %s, but the key is of another type", kind)
 	}
-	// The rest of the blob is a sequence of fields, each preceded by its length.
+	// The rest of the blob consists of fields, each after its length.
 	rest, fields := blob[4+n:], 0
 	for ; len(rest) >= 4; fields++ {
 		n := binary.BigEndian.Uint32(rest)
@@ -295,8 +293,7 @@ func badKeyBlob(kind, encoded string) string {
 	return ""
 }
 
-// BadFilePath returns why p is not valid as the path of a file on the node, or
-// "".
+// BadFilePath returns why p cannot be the path of a file on the node, or "".
 func BadFilePath(p string) string {
 	switch {
 	case !strings.HasPrefix(p, "/"):
@@ -319,7 +316,7 @@ func BadFilePath(p string) string {
 	return ""
 }
 
-// CheckSSHKey returns the message of BadSSHKey as an error, or nil.
+// CheckSSHKey returns the message of BadSSHKey as an error.
 func CheckSSHKey(line string) error {
 	if bad := BadSSHKey(line); bad != "" {
 		return errors.New(bad)

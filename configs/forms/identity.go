@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Identity returns a trimmed serial number, UUID or asset tag. It returns "" for a vendor's
-// placeholder, which many machines may have.
+// Identity returns a serial number, UUID or asset tag without surrounding blanks. It returns "" for
+// a vendor's placeholder, which many machines may have.
 func Identity(s string) string {
 	s = strings.Trim(s, "\x00 \t\r\n")
 	low := strings.Join(strings.FieldsFunc(strings.ToLower(s), func(r rune) bool { return strings.ContainsRune(" _-.:/", r) }), " ")
@@ -17,7 +17,7 @@ func Identity(s string) string {
 		"no asset tag", "no asset information", "chassis asset", "base board asset", "system asset", "fill by oem",
 		"not specified", "not applicable", "not available", "not present", "not settable", "not provided", "no serial", "o e m", "oem", "invalid", "unknown", "empty",
 	} {
-		// A real serial number may begin with a placeholder of one word, for example OEM-4711.
+		// A real serial number may begin with a placeholder of one word, as in OEM-4711.
 		if low == junk || strings.Contains(junk, " ") && strings.HasPrefix(low, junk+" ") {
 			return ""
 		}
@@ -28,7 +28,7 @@ func Identity(s string) string {
 		"systemserialnumber", "chassisserialnumber",
 		"12345678", "123456789", "0123456789", "1234567890", "0123456789abcdef", "123456789abcdef",
 		"asset1234567890", "atn12345678901234567890",
-		"03000200040005000006000700080009", // UUIDs that whole series of boards have
+		"03000200040005000006000700080009", // UUIDs that all boards of a series have
 		"00020003000400050006000700080009",
 		"12345678123456789012345678901234",
 		"123456781234567890123456789abcde",
@@ -45,8 +45,8 @@ func Identity(s string) string {
 
 var bareMAC = regexp.MustCompile(`^[0-9A-Fa-f]{12}$`)
 
-// CardMAC returns a network card's address in Linux's format (52:54:00:12:34:56). The input may be
-// separated by colons, dashes, dots or nothing. CardMAC returns "" for an invalid address.
+// CardMAC returns the MAC address of a network card in Linux's format (52:54:00:12:34:56). The
+// input may have colons, dashes, dots or no separators. CardMAC returns "" for an invalid address.
 func CardMAC(s string) string {
 	s = strings.TrimSpace(s)
 	if bareMAC.MatchString(s) {

@@ -18,10 +18,10 @@ func (w *Window) String() string {
 	return clock(w.from) + "-" + clock(w.to)
 }
 
-// Type returns the value's type for a flag's usage text (pflag.Value).
+// Type returns the name of the type in a flag's usage text (pflag.Value).
 func (w *Window) Type() string { return "HH:MM-HH:MM" }
 
-// Set sets the window from a text such as "22:00-05:00".
+// Set parses a text such as "22:00-05:00".
 func (w *Window) Set(text string) error {
 	const form = "15:04"
 	var times [2]time.Time
@@ -45,7 +45,7 @@ func sinceMidnight(t time.Time) time.Duration {
 	return time.Duration(t.Hour())*time.Hour + time.Duration(t.Minute())*time.Minute
 }
 
-// Open reports whether a time is in the window, by the clock of its time zone.
+// Open reports whether a time is in the window, by the clock of the time's zone.
 func (w Window) Open(now time.Time) bool {
 	at := sinceMidnight(now)
 	switch {

@@ -1,5 +1,5 @@
-// Package ignition reads the Ignition configs of Sites. Ignition's own library validates them; this
-// package also rejects settings that first boot does not apply.
+// Package ignition reads the Ignition configs of Sites. Ignition's own library validates them. This
+// package also rejects the settings that first boot does not apply.
 package ignition
 
 import (
@@ -33,9 +33,9 @@ import (
 	"github.com/vincent-petithory/dataurl"
 )
 
-// Parse parses an Ignition config of spec 3.0 to 3.6 with Ignition's own library, and rejects
-// settings that first boot does not apply. warnings are settings whose effect the author may not
-// expect. Warnings and problems have their position in the config.
+// Parse parses an Ignition config (spec 3.0 to 3.6) with Ignition's own library, and rejects
+// settings that first boot does not apply. warnings contains settings that may not do what the
+// author expects. Warnings and problems have a position in the config.
 func Parse(name string, data []byte) (cfg *types.Config, warnings, probs strict.Problems) {
 	if len(data) > ondisk.SlotCapacity {
 		probs.Add("", "has %.1f MiB, but the slot has space for %d MiB: put large files into the Image (files, overlays) instead", float64(len(data))/(1<<20), ondisk.SlotCapacity>>20)
@@ -45,8 +45,8 @@ func Parse(name string, data []byte) (cfg *types.Config, warnings, probs strict.
 	isJSON := bytes.HasPrefix(bytes.TrimSpace(data), []byte("{")) // valid JSON, or JSON with a syntax error
 	parsed, rep, err := ign.ParseCompatibleVersion(data)
 	for _, e := range rep.Entries {
-		// The library only warns about an unknown key. On an unattended machine that would be a
-		// setting that is silently missing.
+		// The library only warns about an unknown key. On an unattended machine, the setting would
+		// silently be missing.
 		if e.Kind == report.Info {
 			continue
 		}
@@ -83,7 +83,7 @@ func Parse(name string, data []byte) (cfg *types.Config, warnings, probs strict.
 		return nil, nil, probs.First(name, 0)
 	}
 	for _, w := range Locate(name, data, decimalModes(data)) {
-		// This warning explains the special bits, so it replaces the library's warning about them.
+		// The library's own warning does not explain the special bits, so replace it.
 		warnings = slices.DeleteFunc(warnings, func(p strict.Problem) bool { return p.Path == w.Path })
 		warnings = append(warnings, w)
 	}
@@ -92,7 +92,7 @@ func Parse(name string, data []byte) (cfg *types.Config, warnings, probs strict.
 
 var wrongType = regexp.MustCompile(`^json: cannot unmarshal (\w+)(?: \S+)? into Go (?:value|struct field (\S+)) of type (\S+)$`)
 
-// plain rewrites encoding/json's message about a value of the wrong type in ordinary words.
+// plain rewrites encoding/json's message about a value of the wrong type in plain words.
 func plain(message string) string {
 	m := wrongType.FindStringSubmatch(message)
 	if m == nil {
@@ -121,17 +121,16 @@ func plain(message string) string {
 	return fmt.Sprintf("%s is %s, expected %s", field, map[string]string{"string": "a string", "number": "a number", "bool": "true or false", "array": "a list", "object": "an object"}[m[1]], want)
 }
 
-// isHarmless reports whether a warning of Ignition's library is about a setting that Ignition and
-// first boot apply all the same.
+// isHarmless reports whether Ignition and first boot apply a setting in spite of this warning of
+// Ignition's library.
 func isHarmless(message string) bool {
 	return message == ignerrors.ErrModeSpecialBits.Error() || message == ignerrors.ErrHardLinkSpecifiesOwner.Error()
 }
 
-// decimalModes warns about modes that were probably meant as octal numbers. JSON has only decimal
+// decimalModes warns about modes that were probably meant to be octal. JSON has only decimal
 // numbers: 644 means 01204, and 420 means 0644.
 func decimalModes(data []byte) (warnings strict.Problems) {
-	// Read the modes from the original text, because the library clears special bits for specs
-	// before 3.6.
+	// Read the modes from the text, because for specs before 3.6 the library clears special bits.
 	type nodes []struct{ Mode *int }
 	var cfg struct {
 		Storage struct{ Files, Directories nodes }
@@ -156,10 +155,10 @@ func decimalModes(data []byte) (warnings strict.Problems) {
 	return warnings
 }
 
-// usualModes are modes that files and directories often have.
+// usualModes contains the modes that files and directories often have.
 var usualModes = func() map[int]bool {
 	modes := map[int]bool{0o1777: true, 0o2755: true, 0o2770: true, 0o2775: true, 0o4755: true, 0o6755: true}
-	for _, owner := range []int{4, 5, 6, 7} { // the others have no right that the owner lacks
+	for _, owner := range []int{4, 5, 6, 7} { // group and others have no right that the owner lacks
 		for group := range owner + 1 {
 			for other := range group + 1 {
 				if group&^owner == 0 && other&^group == 0 && group != 2 && group != 3 && other != 2 && other != 3 {
@@ -186,14 +185,14 @@ func parseError(err error, data []byte) string {
 	return fmt.Sprintf("not an Ignition config: %v", err)
 }
 
-// Locate sets the positions of problems in an Ignition config. If a field has no position of its
-// own, it uses that of the nearest enclosing value.
+// Locate sets the positions of problems in an Ignition config. If the position of a field is
+// unknown, the problem gets the position of the nearest enclosing value.
 func Locate(name string, data []byte, probs strict.Problems) strict.Problems {
 	root, err := vjson.UnmarshalToContext(data)
 	for i := range probs {
 		probs[i].File = name
 		if err != nil {
-			continue // parsed, but without position markers: the position stays unknown
+			continue // without position markers, the positions stay unknown
 		}
 		at := contextPath(probs[i].Path)
 		var n tree.Node
@@ -223,15 +222,15 @@ func contextPath(field string) vpath.ContextPath {
 	return at
 }
 
-// Unsupported is a part of an Ignition config that first boot does not apply, because first boot
-// configures an existing system and downloads nothing.
+// Unsupported is a part of an Ignition config that first boot does not apply. First boot configures
+// an existing system and downloads nothing.
 type Unsupported struct {
 	Section string // name for messages
 	Problem strict.Problem
 }
 
 // FindUnsupported lists the unsupported parts of cfg. `edgebake validate`, `edgebake stamp` and
-// first boot use it.
+// first boot reject them.
 func FindUnsupported(cfg *types.Config) []Unsupported {
 	var out []Unsupported
 	add := func(there bool, section, path, format string, args ...any) {
@@ -267,18 +266,18 @@ func FindUnsupported(cfg *types.Config) []Unsupported {
 	return out
 }
 
-// anyHash matches crypt(3) hashes, including DES. Without this check, hashes that match no password
-// would be accepted, because Ignition does not check them.
+// anyHash matches crypt(3) hashes, including DES. Ignition does not check hashes, so without this
+// check a text that matches no password would be accepted.
 var anyHash = regexp.MustCompile(`^(\$[0-9a-zA-Z]+\$|_[./0-9A-Za-z]{19}$|[./0-9A-Za-z]{13}$)`)
 
 // lockedPasswd matches password fields of accounts without a password.
 var lockedPasswd = regexp.MustCompile(`^[*!x]+$`)
 
-// accountName matches user and group names that all tools accept.
+// accountName matches user and group names that every tool accepts.
 var accountName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}$`)
 
-// Check returns problems that Ignition's library does not detect. Without Check, they would appear
-// only on the machine.
+// Check returns problems that Ignition's library does not find. Without Check, they would only show
+// on the machine.
 func Check(cfg *types.Config) strict.Problems {
 	var probs strict.Problems
 	checkAccounts(cfg, &probs)
@@ -296,7 +295,7 @@ func checkName(path, what, s string, probs *strict.Problems) {
 
 func isNumber(s string) bool { return strings.Trim(s, "0123456789") == "" }
 
-// checkAccountField validates a text that becomes a field in /etc/passwd or a similar file.
+// checkAccountField validates a text that becomes a field of /etc/passwd or a similar file.
 func checkAccountField(path, s string, probs *strict.Problems) {
 	if strings.Contains(s, ":") || strict.BadText(s) != "" {
 		probs.Add(path, "contains a colon, line break or control character, which account files cannot contain")
@@ -354,7 +353,7 @@ func checkID(path string, id *int, probs *strict.Problems) {
 type nodes struct {
 	probs *strict.Problems
 	paths []nodePath
-	// notDirs maps the paths of files and links to their fields.
+	// notDirs maps each path of a file or a link to the field that defines it.
 	notDirs map[string]string
 }
 
@@ -402,7 +401,7 @@ func checkNodes(cfg *types.Config, probs *strict.Problems) {
 	c.checkUnitFiles(cfg.Systemd.Units)
 }
 
-// checkParents reports paths that are below the path of a file or link.
+// checkParents reports paths below the path of a file or a link.
 func (c *nodes) checkParents() {
 	for _, n := range c.paths {
 		for dir := path.Dir(n.path); dir != "/" && dir != "."; dir = path.Dir(dir) {
@@ -414,7 +413,7 @@ func (c *nodes) checkParents() {
 	}
 }
 
-// checkUnitFiles reports units and drop-ins that are also listed as files.
+// checkUnitFiles reports units and drop-ins that the config also lists as files.
 func (c *nodes) checkUnitFiles(units []types.Unit) {
 	for i, u := range units {
 		p := "/etc/systemd/system/" + u.Name
@@ -431,7 +430,7 @@ func (c *nodes) checkUnitFiles(units []types.Unit) {
 
 func checkContents(field string, r types.Resource, probs *strict.Problems) {
 	if s := str(r.Source); s != "" && !strings.HasPrefix(s, "data:") {
-		return // an unsupported setting, which is reported elsewhere
+		return // an unsupported setting is reported elsewhere
 	}
 	if _, err := Contents(r); err != nil {
 		probs.Add(field, "%v", err)
@@ -455,7 +454,7 @@ func checkUnits(cfg *types.Config, probs *strict.Problems) {
 	}
 }
 
-// maxContents is the maximum size of an uncompressed resource in bytes.
+// maxContents is the largest accepted size of an uncompressed resource, in bytes.
 const maxContents = 64 << 20
 
 // Contents returns the inline contents of a resource.
@@ -477,7 +476,7 @@ func Contents(r types.Resource) ([]byte, error) {
 	default:
 		return nil, fmt.Errorf("uncompressing its contents: unknown compression %q: want gzip", c)
 	}
-	// In the spec, the hash is that of the uncompressed file.
+	// In the spec, the hash is that of the uncompressed contents.
 	if h := str(r.Verification.Hash); h != "" {
 		if err := verifyContents(data, h); err != nil {
 			return nil, err
@@ -527,8 +526,7 @@ func str(s *string) string {
 	return *s
 }
 
-// Holds reports whether a config contains a secret, either as text or inside the contents of a
-// file.
+// Holds reports whether a config contains a secret: in its text, or in the contents of a file.
 func Holds(config []byte, secret strict.Secret) bool {
 	word := []byte(secret.Reveal())
 	if len(word) == 0 || len(config) == 0 {
@@ -541,7 +539,7 @@ func Holds(config []byte, secret strict.Secret) bool {
 	if err != nil {
 		return false
 	}
-	if text, err := json.Marshal(cfg); err == nil && bytes.Contains(text, word) { // the secret was escaped in the original text
+	if text, err := json.Marshal(cfg); err == nil && bytes.Contains(text, word) { // the text may contain the secret in escaped form
 		return true
 	}
 	for _, f := range cfg.Storage.Files {

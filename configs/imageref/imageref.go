@@ -13,11 +13,11 @@ import (
 
 var digestForm = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
 
-// Ref is the full name of a container image, as containerd and kubelet write
-// it: "pause" becomes docker.io/library/pause.
+// Ref is the full name of a container image, as containerd and kubelet write it: "pause" becomes
+// docker.io/library/pause.
 type Ref struct {
-	Domain string // "registry.example.com", "localhost:5000"
-	Path   string // "pause", "library/nginx"
+	Domain string // such as "registry.example.com" or "localhost:5000"
+	Path   string // such as "pause" or "library/nginx"
 	Tag    string
 	Digest Digest
 }
@@ -25,8 +25,8 @@ type Ref struct {
 // Repo returns the reference without tag and digest.
 func (r Ref) Repo() string { return r.Domain + "/" + r.Path }
 
-// OnLoopback reports whether the registry is on this computer. For such a registry, plain HTTP
-// needs no permission: no other computer can impersonate it.
+// OnLoopback reports whether the registry is on this computer. Then plain HTTP needs no permission,
+// because no other computer can impersonate the registry.
 func (r Ref) OnLoopback() bool {
 	host, _, err := net.SplitHostPort(r.Domain)
 	if err != nil {
@@ -57,8 +57,8 @@ func (r *Ref) UnmarshalText(text []byte) (err error) {
 	return err
 }
 
-// Digest is a SHA-256 digest as registries write it: "sha256:" and 64 hexadecimal digits; empty
-// means unknown. Texts are converted to a Digest only by ParseDigest, so a Digest is always valid.
+// Digest is an SHA-256 digest as registries write it: "sha256:" and 64 hexadecimal digits. An empty
+// Digest is unknown. Only ParseDigest converts a text to a Digest, so every other Digest is valid.
 type Digest string
 
 // DigestError means that a text is not a valid Digest.
@@ -88,11 +88,11 @@ func (d *Digest) UnmarshalText(text []byte) (err error) {
 	return err
 }
 
-// Parse parses a reference with the grammar of containerd and kubelet. It rejects a reference that
-// has neither a tag nor a digest, because it would refer to different images over time.
+// Parse parses a reference with the grammar of containerd and kubelet. It rejects a reference
+// without tag and digest, which would mean different images over time.
 func Parse(s string) (Ref, error) {
 	named, err := reference.ParseNormalizedNamed(s)
-	if err == nil && reference.Domain(named) == "" { // for example "a.b_c/x", which is parsed as a path without a domain
+	if err == nil && reference.Domain(named) == "" { // such as "a.b_c/x", which is parsed as a path without a domain
 		err = reference.ErrReferenceInvalidFormat
 	}
 	if err != nil {
@@ -120,8 +120,8 @@ func (e *UntaggedError) Error() string {
 	return fmt.Sprintf("image reference %q has no tag: write the version you mean, as in %s:1.2.3, or pin it as %s@sha256:…", e.Ref, e.Ref, e.Ref)
 }
 
-// whyNoRef returns why s is not a reference. If no single part of s is wrong, it returns err, which
-// is the error for s as a whole.
+// whyNoRef returns why s is not a reference. If no single part of s is wrong, it returns err, the
+// error for all of s.
 func whyNoRef(s string, err error) error {
 	rest, digest, hasDigest := strings.Cut(s, "@")
 	if _, err := ParseDigest(digest); hasDigest && err != nil {
@@ -146,7 +146,7 @@ func whyNoRef(s string, err error) error {
 	return err
 }
 
-// matches reports whether re, which has no anchors, matches all of s.
+// matches reports whether the regular expression re, which has no anchors, matches all of s.
 func matches(re *regexp.Regexp, s string) bool {
 	return regexp.MustCompile("^(?:" + re.String() + ")$").MatchString(s)
 }

@@ -7,8 +7,9 @@ import (
 	"testing"
 )
 
-// TestRefsTravelAsText checks that names and digests are encoded as the text from which they were
-// parsed, and invalid text is rejected: readers of a plan or a manifest need not check them.
+// TestRefsTravelAsText checks that references and digests are encoded as the text that they were
+// parsed from, and that decoding rejects invalid text. Therefore, readers of a plan or manifest
+// need no checks.
 func TestRefsTravelAsText(t *testing.T) {
 	digest := "sha256:" + strings.Repeat("0a", 32)
 	type pinned struct {

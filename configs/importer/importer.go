@@ -1,5 +1,5 @@
-// Package importer converts CSV tables, as spreadsheets save them, into Inventories. Problems name
-// the line of the row and the column.
+// Package importer converts CSV tables, as spreadsheets save them, to Inventories. Problems have
+// the line of the row and name the column.
 package importer
 
 import (
@@ -23,26 +23,25 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Options control the conversion of a table to an Inventory.
+// Options configures the conversion.
 type Options struct {
-	// Map assigns fields to columns, by header; "-" ignores a column.
+	// Map assigns fields to columns by their headers. "-" ignores a column.
 	Map map[string]string
-	// Path converts a path that is relative to the template into one that is relative to the
-	// Inventory.
+	// Path converts a path relative to the template to a path relative to the Inventory.
 	Path func(string) string
-	// Warn, if set, is called with a sentence about each field of the template that is left out.
+	// Warn, if set, is called with a sentence for each field of the template that is left out.
 	Warn func(string)
 }
 
-// Limits of a table. A chain of stores may have thousands of rows.
+// Limits of a table. A chain of stores may need thousands of rows.
 const (
 	maxRows        = 50_000
 	maxColumns     = 200
 	maxImportNotes = 100
-	maxAlike       = 3 // up to this number of rows, the same problem is reported for each row
+	maxAlike       = 3 // the same problem in at most this number of rows is reported for each row
 )
 
-// columnNames maps common headers, normalized by plainHeader, to fields.
+// columnNames returns the fields for common headers. The headers are in the form of plainHeader.
 func columnNames() map[string]string {
 	return map[string]string{
 		"name": "name", "site": "name", "store": "name", "shop": "name",
@@ -59,20 +58,20 @@ func columnNames() map[string]string {
 // column is one column of the table.
 type column struct {
 	header string
-	path   []step // empty: the column is ignored
+	path   []step // empty if the column is ignored
 	field  string
 	kind   reflect.Type
-	free   bool // any text is valid in the column
+	free   bool // the column accepts any text
 }
 
 // step is one part of a field's path: a key, or an index in a list.
 type step struct {
 	key  string
-	free bool // a key chosen by the user, for example of a label
-	item int  // index in a list, if key is empty
+	free bool // the user chose the key, for example that of a label
+	item int  // index in a list if key is empty
 }
 
-// at returns the path of the column's field in the format of Problem.Path.
+// at returns the path of the column's field, in the format of Problem.Path.
 func (c column) at() string {
 	var p string
 	for _, s := range c.path {
@@ -90,9 +89,9 @@ func (c column) at() string {
 	return p
 }
 
-// CSV converts a table with one row per site to an Inventory. The template is a Site with the
-// fields that all sites have in common. Each header names the field of its column, by its path or a
-// common name. The error is of type strict.Problems.
+// CSV converts a table with a row for each site to an Inventory. template is a Site with the fields
+// that all sites have in common. A header names the field of its column, by its path or by a common
+// name. The error is of type strict.Problems.
 func CSV(name string, table []byte, templateName string, template []byte, o Options) (inventory []byte, sites int, err error) {
 	defaults, probs := templateFields(templateName, template, o)
 	im := &importer{name: name, template: templateName, defaults: defaults}
@@ -113,8 +112,8 @@ func CSV(name string, table []byte, templateName string, template []byte, o Opti
 	return inventory, len(im.lines), err
 }
 
-// nameNodes removes a nodeName template if the table has names of sites, because the template would
-// take precedence over them.
+// nameNodes removes a template for nodeName if the table contains names of sites, because the
+// template would take precedence over them.
 func (im *importer) nameNodes(warn func(string)) {
 	has := func(field string) bool {
 		return slices.ContainsFunc(im.columns, func(c column) bool { return c.field == field })
@@ -129,15 +128,15 @@ func (im *importer) nameNodes(warn func(string)) {
 	}
 }
 
-// ownProblems returns the problems of the rows, without those that the template causes (such as a
-// misspelt field in it).
+// ownProblems returns the problems of rows. It leaves out those that the template has itself, such
+// as a misspelt field.
 func (im *importer) ownProblems(template, rows strict.Problems) strict.Problems {
 	return slices.DeleteFunc(rows, func(p strict.Problem) bool {
 		return p.File != im.name || p.Missing || slices.ContainsFunc(template, func(t strict.Problem) bool { return strings.HasSuffix(p.Msg, t.Msg) })
 	})
 }
 
-// asProblems returns the problems in err, or err as one problem.
+// asProblems returns the problems in err. Any other error becomes one problem.
 func asProblems(err error) strict.Problems {
 	var probs strict.Problems
 	if err != nil && !errors.As(err, &probs) {
@@ -146,8 +145,7 @@ func asProblems(err error) strict.Problems {
 	return probs
 }
 
-// templateFields returns the fields of the template, and the problems that the template has as a
-// Site.
+// templateFields returns the fields of the template, and the problems of the template as a Site.
 func templateFields(name string, template []byte, o Options) (*yaml.Node, strict.Problems) {
 	doc, err := configs.Read(name, template)
 	if err != nil {
@@ -166,9 +164,9 @@ func templateFields(name string, template []byte, o Options) (*yaml.Node, strict
 	return fields, asProblems(err)
 }
 
-// unsolved removes problems of the template that columns may solve, for example a missing address.
-// Validation of the Inventory reports the rows that do not solve them. If the header is invalid, a
-// column could have completed any field that has subfields.
+// unsolved removes problems of the template that a column may solve, such as a missing address. If
+// some rows do not solve them, the validation of the Inventory reports these rows. While the header
+// is invalid, a column may solve a problem of any field with subfields.
 func (im *importer) unsolved(template strict.Problems) strict.Problems {
 	return slices.DeleteFunc(template, func(p strict.Problem) bool {
 		return p.Missing || !im.headed && hasFields(p.Path) || p.Path != "" && slices.ContainsFunc(im.columns, func(c column) bool {
@@ -177,10 +175,10 @@ func (im *importer) unsolved(template strict.Problems) strict.Problems {
 	})
 }
 
-// documentLine matches the start of an edgebake document, including the comments before it.
+// documentLine matches the beginning of an edgebake document, including comments.
 var documentLine = regexp.MustCompile(`^(?:(?:[ \t]*#.*|---)?\n)*(?:apiVersion|kind):[ \t]`)
 
-// tableText returns the table as UTF-8 without a byte order mark and with \n as line ends.
+// tableText returns the table as UTF-8 text, without a byte order mark, and with \n as line ends.
 func tableText(name string, b []byte) (string, error) {
 	fail := func(line int, msg string) (string, error) {
 		return "", strict.Problems{{File: name, Line: line, Msg: msg}}
@@ -199,8 +197,8 @@ func tableText(name string, b []byte) (string, error) {
 	return text, nil
 }
 
-// separator returns the column separator: the one in the line sep= if there is such a line,
-// otherwise the most frequent candidate in the header.
+// separator returns the separator of columns and the table without the line sep=. The separator is
+// the one in that line or, if there is no such line, the most frequent candidate in the header.
 func separator(text string) (sep rune, rest string) {
 	first, after, _ := strings.Cut(text, "\n")
 	if s, ok := strings.CutPrefix(strings.TrimSpace(strings.ToLower(strings.Trim(first, `"`))), "sep="); ok && utf8.RuneCountInString(s) == 1 {
@@ -217,7 +215,7 @@ func separator(text string) (sep rune, rest string) {
 
 type importer struct {
 	name     string
-	template string // file name
+	template string // name of the template's file
 	defaults *yaml.Node
 	columns  []column
 	headed   bool // the whole header is valid
@@ -298,8 +296,7 @@ func quoteProblem(bad *csv.ParseError, offset int) string {
 	return fmt.Sprintf("a cell in quotes does not end, or continues after its closing quote (%s): double each quote inside a cell in quotes", at)
 }
 
-// plainHeader returns a header in lower case without blanks, dashes,
-// underscores and dots.
+// plainHeader returns a header in lower case, without blanks, dashes, underscores and dots.
 func plainHeader(s string) string {
 	return strings.NewReplacer(" ", "", "-", "", "_", "", ".", "").Replace(strings.ToLower(s))
 }
@@ -349,7 +346,7 @@ func (im *importer) header(line int, row []string, o Options) {
 	}
 }
 
-// checkInterfaces reports columns of an interface that has no name in the table or in the template.
+// checkInterfaces reports columns about an interface that neither the table nor the template names.
 func (im *importer) checkInterfaces(line int) {
 	reported := map[int]bool{}
 	for _, c := range im.columns {
@@ -365,7 +362,7 @@ func (im *importer) checkInterfaces(line int) {
 	}
 }
 
-// ofInterface reports whether a field belongs to an interface, and returns the index of that
+// ofInterface reports whether a field belongs to an interface, and returns the index of the
 // interface.
 func ofInterface(path []step) (i int, ok bool) {
 	if len(path) < 4 || path[0].key != "network" || path[1].key != "interfaces" {
@@ -392,9 +389,9 @@ func (im *importer) namesInterface(i int) bool {
 
 var pathPart = regexp.MustCompile(`^([A-Za-z]+)((?:\[\d\])*)$`)
 
-// fieldPath parses the path of a field whose value fits in a cell, for example
-// labels.example.com/region or network.interfaces[0].gateway. bad describes the problem; "" if
-// there is none.
+// fieldPath parses the path of a field whose value fits in a cell, such as
+// labels.example.com/region or network.interfaces[0].gateway. If the path is invalid, bad describes
+// the problem.
 func fieldPath(field string) (path []step, kind reflect.Type, free bool, bad string) {
 	path, kind, free, bad = fieldOf(field)
 	if bad == "" && (len(path) == 0 || !inCell(kind)) {
@@ -403,7 +400,7 @@ func fieldPath(field string) (path []step, kind reflect.Type, free bool, bad str
 	return path, kind, free, bad
 }
 
-// fieldOf is like fieldPath, but accepts any field of a Site.
+// fieldOf is fieldPath for any field of a Site.
 func fieldOf(field string) (path []step, kind reflect.Type, free bool, bad string) {
 	fail := func(format string, args ...any) ([]step, reflect.Type, bool, string) {
 		return nil, nil, false, fmt.Sprintf(format, args...)
@@ -486,19 +483,19 @@ func (im *importer) row(line int, row []string) {
 }
 
 var (
-	// noValueSure matches texts that spreadsheets show for a formula without a value. noValue
-	// matches similar texts too.
+	// noValueSure matches the texts that spreadsheets show for a formula without a value. noValue
+	// also matches similar texts.
 	noValue     = regexp.MustCompile(`^(#(N/A|NAME\?|[A-Z0-9/_]+!)|Err:\d+)$`)
 	noValueSure = regexp.MustCompile(`^(#(N/A|NAME\?|(NULL|DIV/0|VALUE|REF|NUM|SPILL|CALC|FIELD|ERROR)!)|Err:\d{3})$`)
-	// quotedText matches a formula that is often used to keep the leading zeros of a number:
-	// ="007".
+	// quotedText matches ="007", a formula that keeps the leading zeros of a number.
 	quotedText = regexp.MustCompile(`^=".*"$`)
-	// rounded matches a number whose last digits a spreadsheet has dropped.
+	// rounded matches a number that a spreadsheet has rounded.
 	rounded = regexp.MustCompile(`^\d([.,]\d+)?E\+\d+$`)
 )
 
-// notValue returns a message if a spreadsheet replaced the text of a cell, for example a serial
-// number by 1E+10; otherwise "". Passwords may look like formulas. The message never quotes them.
+// notValue returns a message if a spreadsheet has replaced the text of a cell, such as a serial
+// number by 1E+10. Otherwise, it returns "". A password may look like a formula, and is never
+// quoted.
 func notValue(text string, c column) string {
 	quoted, secret := "", c.kind == reflect.TypeFor[strict.Secret]()
 	if !secret {
@@ -519,8 +516,8 @@ func notValue(text string, c column) string {
 	return ""
 }
 
-// cellValue converts a cell to the type of its field. The items of a list are separated by white
-// space, commas, semicolons or vertical bars.
+// cellValue converts a cell to the type of its field. Blanks, commas, semicolons or vertical bars
+// separate the items of a list.
 func cellValue(text string, c column) *yaml.Node {
 	switch {
 	case c.kind.Kind() == reflect.Slice:
@@ -548,14 +545,14 @@ func cellValue(text string, c column) *yaml.Node {
 	return yamltree.Quoted(text)
 }
 
-// set sets the value at path below n. A list starts as a copy of the template's list. It returns a
+// set sets the value at path below n. A list begins as a copy of the template's list. set returns a
 // description of the problem, or "".
 func (im *importer) set(n, template *yaml.Node, path []step, v *yaml.Node) string {
 	if len(path) == 1 && path[0].key != "" {
 		n.Content = append(yamltree.Without(n, path[0].key).Content, yamltree.Plain(path[0].key, "!!str"), v)
 		return ""
 	}
-	var below *yaml.Node // the template's value
+	var below *yaml.Node // the value in the template
 	if template != nil && template.Kind == yaml.MappingNode {
 		below = yamltree.Get(template, path[0].key)
 	}
@@ -592,14 +589,14 @@ func (im *importer) set(n, template *yaml.Node, path []step, v *yaml.Node) strin
 	return im.set(item, nil, path[2:], v)
 }
 
-// encode returns the Inventory, or its problems by row and column.
+// encode returns the Inventory. Its problems name the row and the column.
 func (im *importer) encode() ([]byte, error) {
 	root := yamltree.Mapping("apiVersion", yamltree.Plain(configs.APIVersion, "!!str"), "kind", yamltree.Plain(configs.KindInventory, "!!str"), "defaults", im.defaults)
 	b, err := yamltree.EncodeWithList(root, "sites", im.sites, func(n *yaml.Node) *yaml.Node { return n })
 	if err != nil {
 		return nil, fmt.Errorf("encoding the Inventory: %w", err)
 	}
-	im.sites = nil // free the memory of possibly thousands of sites
+	im.sites = nil // free the memory of the sites, of which there may be thousands
 	_, err = configs.ParseWholeInventory(im.name, b)
 	var probs strict.Problems
 	if errors.As(err, &probs) {
@@ -610,7 +607,7 @@ func (im *importer) encode() ([]byte, error) {
 
 var siteIndex = regexp.MustCompile(`^sites\[(\d+)\]\.?(.*)$`)
 
-// byRow converts the positions of an Inventory's problems to lines and columns of the table.
+// byRow converts the positions of problems in the Inventory to lines and columns of the table.
 func (im *importer) byRow(probs strict.Problems) strict.Problems {
 	for _, p := range probs {
 		m := siteIndex.FindStringSubmatch(p.Path)
@@ -629,15 +626,15 @@ func (im *importer) byRow(probs strict.Problems) strict.Problems {
 			p.Msg = field + ": " + p.Msg
 		}
 		im.problem(line, header, "%s", im.lineOf(p.Msg))
-		// If no column has the field, the missing value must come from the template. Names are an
-		// exception.
+		// If no column has the field, the template must contain the missing value, unless it is a
+		// name.
 		im.probs[len(im.probs)-1].Missing = p.Missing && header == "" && field != "name"
 	}
 	im.probs.Sort()
 	return im.merged()
 }
 
-// lineOf replaces the indices of sites in a message by the line numbers of their rows.
+// lineOf replaces indexes of sites in a message by the line numbers of their rows.
 func (im *importer) lineOf(msg string) string {
 	return siteRef.ReplaceAllStringFunc(msg, func(s string) string {
 		n, _ := strconv.Atoi(s[len("sites[") : len(s)-1])
@@ -648,8 +645,8 @@ func (im *importer) lineOf(msg string) string {
 	})
 }
 
-// merged replaces a problem that occurs in more than maxAlike rows by one problem with a list of
-// lines.
+// merged replaces a problem that occurs in more than maxAlike rows by a single problem that lists
+// their lines.
 func (im *importer) merged() strict.Problems {
 	alike := map[strict.Problem][]int{}
 	kind := func(p strict.Problem) strict.Problem { p.Line = 0; return p }
@@ -673,7 +670,7 @@ func (im *importer) merged() strict.Problems {
 	return out
 }
 
-// ranges formats ascending numbers in the form 3-7, 9, 11-20.
+// ranges formats ascending numbers as in 3-7, 9, 11-20.
 func ranges(n []int) string {
 	var parts []string
 	for i := 0; i < len(n); {

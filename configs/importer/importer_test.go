@@ -17,7 +17,7 @@ network:
   interfaces: [{name: en*, addresses: [192.0.2.9/24], mtu: 1400}]
 `
 
-// importing returns the result of an import, or its problems.
+// importing returns the imported Inventory, or the problems.
 func importing(table string, columns map[string]string) (*configs.Inventory, error) {
 	out, _, err := CSV("t.csv", []byte(table), "site.yaml", []byte(importTemplate), Options{Map: columns})
 	if err != nil {
@@ -26,8 +26,8 @@ func importing(table string, columns map[string]string) (*configs.Inventory, err
 	return configs.ParsePublicInventory("i", out)
 }
 
-// TestImportNamesNodes: the table's names become node names, even if the template Site sets
-// nodeName; a column nodeName overrides both.
+// TestImportNamesNodes checks that nodes get the names in the table, even if the template sets
+// nodeName. A column nodeName takes precedence over both.
 func TestImportNamesNodes(t *testing.T) {
 	for _, c := range []struct {
 		table, template, want string
@@ -50,7 +50,7 @@ func TestImportNamesNodes(t *testing.T) {
 	}
 }
 
-// TestImport imports the same table in each format in which spreadsheets save it.
+// TestImport imports one table in each format in which spreadsheets save tables.
 func TestImport(t *testing.T) {
 	const plain = "Name,Serial Number,MAC,address,gateway,labels.example.com/region,nodePool,nodeType,network.dns,Manager\n" +
 		"shop-1,SN1,52-54-00-00-00-01 52-54-00-00-00-02,10.1.1.10/24,10.1.1.1,\"north, \"\"new\"\"\",p,edge,10.1.1.1 10.1.1.2,Anna\n" +
@@ -83,7 +83,7 @@ func TestImport(t *testing.T) {
 	}
 }
 
-// TestImportSaysOnce checks that one mistake is reported once.
+// TestImportSaysOnce checks that a mistake is reported only once.
 func TestImportSaysOnce(t *testing.T) {
 	for table, want := range map[string]string{
 		"name,serial\nBad Name,SN1\n": `t.csv:2: column "name": "bad name" must be lower-case letters, digits, - and ., beginning and ending with a letter or digit, at most 63`,
@@ -99,8 +99,8 @@ func TestImportSaysOnce(t *testing.T) {
 	}
 }
 
-// TestImportWithAWrongTemplate checks that problems that all rows have because of the template are
-// reported only for the template.
+// TestImportWithAWrongTemplate checks that a problem of the template is reported for the template,
+// but not for all rows.
 func TestImportWithAWrongTemplate(t *testing.T) {
 	for template, want := range map[string]string{
 		strings.ReplaceAll(importTemplate, "masters:", "mastres:"):                                  `site.yaml:3:1: mastres: unknown field; did you mean "masters"?`,
@@ -112,19 +112,19 @@ func TestImportWithAWrongTemplate(t *testing.T) {
 			t.Errorf("%v, want %s alone", err, want)
 		}
 	}
-	// A row with an empty cell is still reported.
+	// A row with an empty cell must still be reported.
 	_, _, err := CSV("t.csv", []byte("name,serial,masters\na,SN1,192.0.2.11:6443\nb,SN2,\n"), "site.yaml", []byte(strings.ReplaceAll(importTemplate, "masters: [192.0.2.11:6443]", "colour: red")), Options{})
 	if err == nil || !strings.Contains(err.Error(), "site.yaml:3:1: colour: unknown field") || !strings.Contains(err.Error(), `t.csv:3: column "masters": is required`) {
 		t.Error(err)
 	}
 	for _, c := range []struct{ name, table, template, want string }{
-		// A template does not have the names of sites.
+		// A template does not contain the names of sites.
 		{"no names", "serial\nSN1\n", strings.ReplaceAll(importTemplate, "masters:", "mastres:") + "nodeName: shop-{{.MAC}}\n",
 			`site.yaml:3:1: mastres: unknown field; did you mean "masters"?` + "\nt.csv:2: name: is required, since nodeName is a template: files made for the Site have this name"},
-		// No column interface is required if the document has no interfaces.
+		// If the document has no interfaces, no column must name one.
 		{"another kind", "name,serial,address\na,SN1,192.0.2.9/24\n", "apiVersion: edgebake.io/v1alpha1\nkind: Image\nname: a\n",
 			"site.yaml:2:7: kind: expected a document of kind Site, got one of kind Image"},
-		// The columns are unknown, and one of them could be the one with the address.
+		// The columns are unknown, so one of them may contain the address.
 		{"a spreadsheet", "PK\x03\x04", strings.ReplaceAll(importTemplate, ", addresses: [192.0.2.9/24]", "") + "colour: red\n",
 			"site.yaml:7:1: colour: unknown field; known here: apiVersion, kind, masters, endpoint, vip, credentials, caCertHashes, caCert, caFile, unsafeSkipCAVerification, nodeName, match, nodeType, arch, nodePool, nodeIP, labels, taints, organizations, criSocket, skipPhases, ignorePreflightErrors, kubeletExtraArgs, controlPlane, spreadSeconds, ipvs, yurthub, network, users, ignition, ignitionFile, report, updates\nt.csv:1: is a spreadsheet file, not CSV: save it as CSV UTF-8"},
 		{"swapped", importTemplate, "name,serial\na,SN1\n",
@@ -141,7 +141,7 @@ func TestImportWithAWrongTemplate(t *testing.T) {
 	}
 }
 
-// TestImportNamesRowAndColumn checks that problems name the row and the column of the table.
+// TestImportNamesRowAndColumn checks that problems name the row and the column.
 func TestImportNamesRowAndColumn(t *testing.T) {
 	for _, c := range []struct {
 		table string
@@ -195,9 +195,8 @@ func TestImportNamesRowAndColumn(t *testing.T) {
 	}
 }
 
-// TestImportOfFreeText checks passwords and names of wireless networks, which may look like
-// formulas. Error values of spreadsheets are rejected, and are not quoted if the cell may be a
-// secret.
+// TestImportOfFreeText checks that passwords and names of wireless networks may look like formulas.
+// Error values of spreadsheets are rejected. If the cell may be a secret, they are not quoted.
 func TestImportOfFreeText(t *testing.T) {
 	const wifi = "network.interfaces[0].wifi."
 	columns := map[string]string{"if": "network.interfaces[0].name", "dhcp": "network.interfaces[0].dhcp", "ssid": wifi + "ssid", "psk": wifi + "psk", "hash": "users[0].passwordHash", "user": "users[0].name"}
@@ -245,8 +244,8 @@ func TestImportOfFreeText(t *testing.T) {
 	}
 }
 
-// TestImportOfAddresses checks that the template can name the interface, and the table its
-// addresses.
+// TestImportOfAddresses checks that the table may contain addresses of an interface that the
+// template names.
 func TestImportOfAddresses(t *testing.T) {
 	const site = `apiVersion: edgebake.io/v1alpha1
 kind: Site
@@ -296,8 +295,8 @@ caCertHashes: [sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789
 	}
 }
 
-// TestHostileTables puts unusual texts into each place of a table: the table is read, or
-// its problems are reported with their positions.
+// TestHostileTables puts unusual texts into each place of a table. The table must be imported, or
+// rejected with problems that have positions.
 func TestHostileTables(t *testing.T) {
 	pieces := []string{"", " ", "\"", "\"\"", "'", ";", ",", "\t", "|", "\r", "\n", "\r\n", "\x00", "\xff", "\ufeff", "\u200b", "=cmd()", "- a", "{", "[", "&a", "*a", "!!str",
 		"#", ": ", "null", "~", "true", "0x10", "1e9", "2026-01-01", "{{.Serial}}", "{{", "../../etc", "\x1b[31m", strings.Repeat("9", 5000), "<<", "a: b", "\u202e", "%s"}
@@ -340,7 +339,7 @@ func FuzzImport(f *testing.F) {
 	f.Fuzz(func(t *testing.T, table string) { importing(table, nil) })
 }
 
-// TestImportOfThousands checks that 5,000 rows need at most 256 MiB.
+// TestImportOfThousands checks that importing 5,000 rows needs at most 256 MiB.
 func TestImportOfThousands(t *testing.T) {
 	var b strings.Builder
 	b.WriteString("name;serial;mac;address;gateway;labels.example.com/shop\n")

@@ -6,9 +6,9 @@ import (
 	"slices"
 )
 
-// Errors returns the errors joined in err, including those in nested joins. If err joins none, it
-// returns err itself; for nil it returns none. An error that adds text of its own to several others
-// counts as one error.
+// Errors returns the errors that are joined in err, including nested ones. If nothing is joined in
+// err, it returns err itself. For nil, it returns none. An error that wraps several others in a
+// text of its own counts as one error.
 func Errors(err error) []error {
 	if err == nil {
 		return nil
@@ -24,7 +24,7 @@ func Errors(err error) []error {
 	return out
 }
 
-// Each returns the errors joined in err, each wrapped by wrap.
+// Each returns the errors that are joined in err, each wrapped by the function wrap.
 func Each(err error, wrap func(error) error) error {
 	var out []error
 	for _, e := range Errors(err) {
@@ -33,7 +33,7 @@ func Each(err error, wrap func(error) error) error {
 	return join(out)
 }
 
-// join is like errors.Join, but returns a single error unchanged.
+// join is errors.Join, but it returns a single error unchanged.
 func join(errs []error) error {
 	if len(errs) == 1 {
 		return errs[0]
@@ -41,7 +41,7 @@ func join(errs []error) error {
 	return errors.Join(errs...)
 }
 
-// Distinct joins errors, and omits those whose text is repeated.
+// Distinct joins errors. It leaves out an error whose text has occurred before.
 func Distinct(errs ...error) error {
 	var out []error
 	seen := map[string]bool{}
@@ -53,7 +53,7 @@ func Distinct(errs ...error) error {
 	return join(out)
 }
 
-// AllAre reports whether err is not nil and each error joined in it is target.
+// AllAre reports whether err is not nil and every error joined in it is target.
 func AllAre(err, target error) bool {
 	return err != nil && !slices.ContainsFunc(Errors(err), func(e error) bool { return !errors.Is(e, target) })
 }

@@ -11,20 +11,23 @@ import (
 	"github.com/edgebake/edgebake/configs/yamltree"
 )
 
-// Local has settings for kubeadm that apply to one machine, in addition to the documents.
+// Local contains the settings for kubeadm that are not in the documents, because they differ
+// between machines.
 type Local struct {
-	// Kubernetes is the version in the machine's image; empty means that of the documents. A
-	// machine runs the patch version of its image; both have the same minor version.
+	// Kubernetes is the version in the machine's image. If it is empty, the version in the
+	// documents is used. A machine runs the patch release of its image, which has the same minor
+	// version.
 	Kubernetes string
-	// EtcdTag and DNSTag are the tags of these container images in the machine's image; empty means
-	// kubeadm's default.
+	// EtcdTag and DNSTag are the tags of etcd and CoreDNS in the machine's image. If a tag is
+	// empty, kubeadm's default is used.
 	EtcdTag, DNSTag string
-	// CertificatesDir is kubeadm's certificate directory; empty means the default.
+	// CertificatesDir is kubeadm's certificate directory. If it is empty, kubeadm's default is
+	// used.
 	CertificatesDir string
-	// EtcdArgs are arguments for one start of this machine's etcd member. They are not uploaded to
-	// the cluster.
+	// EtcdArgs contains arguments for one start of this machine's etcd member. They are not
+	// uploaded to the cluster.
 	EtcdArgs []Arg
-	// Token is a bootstrap token to create, valid for TokenTTL; may be zero.
+	// Token, if not zero, is a bootstrap token that kubeadm creates. It is valid for TokenTTL.
 	Token    strict.Secret
 	TokenTTL time.Duration
 }
@@ -32,7 +35,7 @@ type Local struct {
 // Arg is a command-line argument of a component.
 type Arg struct{ Name, Value string }
 
-// EncodeFor encodes the documents for kubeadm on one machine. If l has a token, the result is
+// EncodeFor encodes the documents for kubeadm on one machine. If l contains a token, the result is
 // secret.
 func (d Documents) EncodeFor(l Local) ([]byte, error) {
 	docs := slices.Clone(d)
@@ -73,7 +76,7 @@ func (d Documents) Only(kinds ...string) Documents {
 	return slices.DeleteFunc(slices.Clone(d), func(doc Document) bool { return !slices.Contains(kinds, doc.Kind) })
 }
 
-// cluster returns the text of a field of ClusterConfiguration, or "".
+// cluster returns the text of a field in ClusterConfiguration, or "".
 func (d Documents) cluster(field string) string {
 	return yamltree.Text(yamltree.At(d.Of("ClusterConfiguration"), field))
 }
@@ -81,11 +84,11 @@ func (d Documents) cluster(field string) string {
 // KubernetesVersion returns the version of the control plane.
 func (d Documents) KubernetesVersion() string { return d.cluster("kubernetesVersion") }
 
-// DNSDomain returns the cluster's DNS domain; empty means kubeadm's default.
+// DNSDomain returns the DNS domain of the cluster. If it is empty, kubeadm uses its default.
 func (d Documents) DNSDomain() string { return d.cluster("networking.dnsDomain") }
 
-// CertSANs returns additional names for the API server's certificate, without those that kubeadm
-// adds itself.
+// CertSANs returns the additional names for the API server's certificate. kubeadm adds further
+// names itself.
 func (d Documents) CertSANs() []string {
 	var names []string
 	if list := yamltree.At(d.Of("ClusterConfiguration"), "apiServer.certSANs"); list != nil {
@@ -96,8 +99,8 @@ func (d Documents) CertSANs() []string {
 	return names
 }
 
-// Inside returns the destinations inside the cluster: the CIDRs of pods and
-// Services, and their DNS domain.
+// Inside returns the destinations inside the cluster: the CIDRs of pods and Services, and the DNS
+// domain.
 func (d Documents) Inside() []string {
 	var all []string
 	for _, field := range []string{"networking.podSubnet", "networking.serviceSubnet"} {
@@ -111,11 +114,11 @@ func (d Documents) Inside() []string {
 
 // Image is a container image that a control plane runs.
 type Image struct {
-	Name string // without a tag
-	Tag  string // empty: any tag is allowed, and is passed to kubeadm (Local)
+	Name string // name without a tag
+	Tag  string // if empty, any tag is allowed, and kubeadm gets it (see Local)
 }
 
-// Names of a control plane's images, without the repository.
+// Names of the control plane's container images, without the repository.
 const (
 	ImageEtcd  = "etcd"
 	ImageDNS   = "coredns"
@@ -125,14 +128,14 @@ const (
 // DefaultRepository is kubeadm's default of imageRepository.
 const DefaultRepository = "registry.k8s.io"
 
-// Components returns the names of the images that every control plane runs and whose tag is the
-// version of Kubernetes.
+// Components returns the names of the container images that every control plane runs and that have
+// the version of Kubernetes as their tag.
 func Components() []string {
 	return []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler"}
 }
 
-// defaultTags are kubeadm's default tags of etcd, CoreDNS and the pause image, keyed by kubeadm's
-// minor version (cmd/kubeadm/app/constants).
+// defaultTags contains kubeadm's default tags of etcd, CoreDNS and the pause image for each minor
+// version of kubeadm (cmd/kubeadm/app/constants).
 var defaultTags = map[int]struct{ etcd, dns, pause string }{
 	34: {"3.6.5-0", "v1.12.1", "3.10.1"},
 	35: {"3.6.6-0", "v1.13.1", "3.10.1"},
@@ -140,8 +143,8 @@ var defaultTags = map[int]struct{ etcd, dns, pause string }{
 	37: {"3.7.0-0", "v1.14.6", "3.10.2"},
 }
 
-// Example returns the image's name with a tag. If any tag is allowed, that is kubeadm's default for
-// the version of Kubernetes, or the word TAG if unknown.
+// Example returns the image's name with a tag. If any tag is allowed, it uses kubeadm's default for
+// the version of Kubernetes or, if that is unknown, the word TAG.
 func (i Image) Example(version string) string {
 	tags := defaultTags[Minor(version)]
 	own := map[string]string{ImageEtcd: tags.etcd, ImageDNS: tags.dns, imagePause: tags.pause}[path.Base(i.Name)]
@@ -149,8 +152,7 @@ func (i Image) Example(version string) string {
 }
 
 // DefaultImages returns kubeadm's default images for a version of Kubernetes. Every control plane
-// runs the images in always, a Cluster may do without those in optional, and pause is the pause
-// image.
+// runs the images in always. A Cluster may leave out those in optional. pause is the pause image.
 func DefaultImages(version string) (always, optional []Image, pause Image) {
 	image := func(name, tag string) Image { return Image{DefaultRepository + "/" + name, tag} }
 	for _, name := range Components() {
@@ -159,7 +161,7 @@ func DefaultImages(version string) (always, optional []Image, pause Image) {
 	return append(always, image(ImageEtcd, "")), []Image{image("kube-proxy", version), image(ImageDNS+"/"+ImageDNS, "")}, image(imagePause, "")
 }
 
-// Images returns the images that the control plane runs with a version of Kubernetes.
+// Images returns the images that the control plane runs with this version of Kubernetes.
 func (d Documents) Images(version string) []Image {
 	root := d.Of("ClusterConfiguration")
 	repository := cmp.Or(d.cluster("imageRepository"), DefaultRepository)
@@ -176,7 +178,7 @@ func (d Documents) Images(version string) []Image {
 		if own := d.cluster("dns.imageRepository"); own != "" {
 			name = own + "/" + ImageDNS
 		} else if repository == DefaultRepository {
-			name = repository + "/" + ImageDNS + "/" + ImageDNS // only the default repository has this path
+			name = repository + "/" + ImageDNS + "/" + ImageDNS // only the default repository uses this path
 		}
 		all = append(all, Image{name, d.cluster("dns.imageTag")})
 	}

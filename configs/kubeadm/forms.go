@@ -14,9 +14,10 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Schemas of the documents with one line per field: its path, then the type of its value. [] stands
-// for an item of a list, * for any key. TestComponentForms in module test/oracle generates those of
-// kubelet and kube-proxy from Kubernetes' own types, which are too large for programs on a node.
+// Schemas of the documents. Each line describes a field by its path and the type of its value; []
+// means an item of a list, and * any key. TestComponentForms in module test/oracle generates the
+// schemas of kubelet and kube-proxy from Kubernetes' own types, which would make programs on nodes
+// too large.
 var (
 	//go:embed componentforms.txt
 	componentForms string
@@ -24,16 +25,16 @@ var (
 	kubeadmForms string
 )
 
-// formsOf is the minor version of Kubernetes that the schemas describe.
+// formsOf is the minor version of Kubernetes that the schemas are from.
 const formsOf = 37
 
-// form is the schema of a value: a mapping with fields, or a scalar of a type.
+// form is the schema of a value: a mapping with fields, or a scalar of the type value.
 type form struct {
 	value  string
 	fields map[string]*form
 }
 
-// forms parses the schemas when the first document is checked, because most commands check none.
+// forms parses the schemas when they are first needed, since most commands do not need them.
 var forms = sync.OnceValue(readForms)
 
 func readForms() *form {
@@ -95,8 +96,8 @@ func (form *form) check(d *strict.Document, n *yaml.Node, path string) {
 
 var valueWords = map[string]string{"string": "a string", "secret": "a string", "boolean": "true or false", "integer": "a whole number", "number": "a number"}
 
-// shownValue describes a value of the wrong type. If missing or needless quotes are the reason, it
-// includes the fix.
+// shownValue describes a value of the wrong type. If quotes are missing or superfluous, it adds the
+// fix.
 func shownValue(n *yaml.Node, kind string) string {
 	switch {
 	case n.Kind != yaml.ScalarNode:
@@ -111,12 +112,12 @@ func shownValue(n *yaml.Node, kind string) string {
 	return strconv.Quote(strict.Shorten(n.Value))
 }
 
-// wordsForBooleans are the words besides true and false that Kubernetes (YAML
-// 1.1) parses as booleans if they are not quoted.
+// wordsForBooleans lists the unquoted words, besides true and false, that Kubernetes parses as
+// booleans, because it uses YAML 1.1.
 var wordsForBooleans = []string{"y", "yes", "on", "n", "no", "off"}
 
-// fits reports whether a component accepts a value as this type. Components are strict: the number
-// 5 is not a string.
+// fits reports whether a component accepts a value as this type. Components are strict: they do not
+// accept the number 5 as a string.
 func fits(n *yaml.Node, kind string) bool {
 	if n.Kind != yaml.ScalarNode {
 		return false

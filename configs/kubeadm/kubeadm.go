@@ -1,5 +1,5 @@
-// Package kubeadm reads documents of kubeadm, kubelet and kube-proxy. They follow a Cluster in its
-// file, or are in a control-plane node's Site.
+// Package kubeadm reads documents of kubeadm, kubelet and kube-proxy, which follow a Cluster in its
+// file or are part of a control-plane node's Site.
 package kubeadm
 
 import (
@@ -22,10 +22,10 @@ import (
 // Document is one document of kubeadm, kubelet or kube-proxy.
 type Document struct {
 	Kind string
-	Root *yaml.Node // a mapping
+	Root *yaml.Node // always a mapping
 }
 
-// Documents has at most one document of each kind.
+// Documents contains at most one document of each kind.
 type Documents []Document
 
 // Of returns the root of the document of this kind, or nil.
@@ -54,8 +54,7 @@ func (d Documents) Encode() ([]byte, error) {
 // VersionForm matches versions of Kubernetes. Its first group is the minor version.
 var VersionForm = regexp.MustCompile(`^v1\.([0-9]+)\.([0-9]+)(-(alpha|beta|rc)\.[0-9]+)?$`)
 
-// Minor returns the minor version, for example 37 for v1.37.2, or 0 if version
-// is invalid.
+// Minor returns the minor version, such as 37 for v1.37.2. It returns 0 for an invalid version.
 func Minor(version string) int {
 	if m := VersionForm.FindStringSubmatch(version); m != nil {
 		n, _ := strconv.Atoi(m[1])
@@ -64,14 +63,14 @@ func Minor(version string) int {
 	return 0
 }
 
-// Before reports whether version is a version of Kubernetes before v1.minor.
+// Before reports whether version is valid and before v1.minor.
 func Before(version string, minor int) bool {
 	return VersionForm.MatchString(version) && Minor(version) < minor
 }
 
 const kubeadmVersion = "kubeadm.k8s.io/v1beta4"
 
-// Versions maps each kind of document to its only supported API version. Merging a document of
+// Versions maps each kind of document to the only supported API version. Merging a document of
 // another version could change its meaning.
 var Versions = map[string]string{
 	"ClusterConfiguration":   kubeadmVersion,
@@ -80,16 +79,16 @@ var Versions = map[string]string{
 	"KubeProxyConfiguration": "kubeproxy.config.k8s.io/v1alpha1",
 }
 
-// OldestKubernetes is the minor version that introduced v1beta4 of kubeadm's documents. In earlier
-// versions an argument cannot be repeated, and initial-cluster cannot be set.
+// OldestKubernetes is the minor version that introduced v1beta4 of kubeadm's documents. Before, an
+// argument could not be repeated, and initial-cluster could not be set.
 const OldestKubernetes = 31
 
-// minCertificateValidity is the minimum validity of the control plane's certificates. First boot
-// renews them after half of that time. So a machine can be off for the other half before a
-// certificate expires.
+// minCertificateValidity is the smallest allowed validity of the control plane's certificates.
+// First boot renews them after half of their validity. So a machine may be off for the other half
+// before they expire.
 const minCertificateValidity = 30 * 24 * time.Hour
 
-// elsewhere maps kinds of kubeadm documents that a Cluster does not support to their alternatives.
+// elsewhere maps each kind of kubeadm document that a Cluster does not support to the alternative.
 var elsewhere = map[string]string{
 	"JoinConfiguration":    "nodes join by their Site: use its fields (kubeletExtraArgs, ignorePreflightErrors, skipPhases)",
 	"ResetConfiguration":   "it is of no use here: `firstboot reset` resets a node",
@@ -97,8 +96,8 @@ var elsewhere = map[string]string{
 	"ClusterStatus":        "kubeadm itself writes it: remove it",
 }
 
-// ownedByEdgebake lists the fields that edgebake sets, by kind of document, with the source of each
-// value.
+// ownedByEdgebake lists the fields of each kind of document that edgebake sets, and where their
+// values come from.
 var ownedByEdgebake = map[string]map[string]string{
 	"ClusterConfiguration": {
 		"kubernetesVersion":           "use kubernetesVersion of the Cluster",
@@ -139,8 +138,8 @@ var ownedByEdgebake = map[string]map[string]string{
 	},
 }
 
-// ownedArgs lists the flags of the control plane's programs that edgebake or kubeadm sets, by the
-// list of arguments.
+// ownedArgs lists the flags of control-plane programs that edgebake or kubeadm sets, for each list
+// of arguments.
 var ownedArgs = map[string][]string{
 	"etcd.local.extraArgs": {"name", "data-dir", "initial-cluster", "initial-cluster-state", "initial-cluster-token", "initial-advertise-peer-urls",
 		"listen-client-urls", "listen-peer-urls", "advertise-client-urls", "cert-file", "key-file", "trusted-ca-file", "client-cert-auth",
@@ -156,8 +155,8 @@ var ownedArgs = map[string][]string{
 		"rotate-certificates", "container-runtime-endpoint", "pod-infra-container-image"},
 }
 
-// ReadAfter reads the documents after a Cluster. If the version of Kubernetes is newer than the
-// schemas, unknown fields are only warnings.
+// ReadAfter reads the documents after a Cluster. If Kubernetes is newer than the schemas, unknown
+// fields are only warnings.
 func ReadAfter(file string, roots []*yaml.Node, kubernetes string) (docs Documents, warnings, probs strict.Problems) {
 	for _, root := range roots {
 		d := strict.New(file, root, strict.DefaultLimits)
@@ -218,8 +217,8 @@ func ReadText(text string) (docs Documents, probs strict.Problems) {
 	return docs, probs.First("", 0)
 }
 
-// readable checks the kind and version of a document. It reports whether the fields of the document
-// can be checked.
+// readable checks the kind and the version of a document. It returns whether the fields can be
+// checked.
 func readable(d *strict.Document) bool {
 	d.Kind = yamltree.Text(yamltree.Value(d.Root, "kind"))
 	version := yamltree.Text(yamltree.Value(d.Root, "apiVersion"))
@@ -254,13 +253,13 @@ func readable(d *strict.Document) bool {
 			hint = ": `kubeadm config migrate --old-config OLD --new-config NEW` rewrites it"
 		}
 		d.Problem(at("apiVersion"), d.Kind+".apiVersion", "%s is not supported: edgebake writes %s, and fields may mean other things in other versions%s", strict.Shorten(version), want, hint)
-		return false // otherwise every field of another version would be reported
+		return false // for another version, every field would be reported
 	}
 	return true
 }
 
-// ownedArguments reports arguments that edgebake or kubeadm sets. In a document written by a person
-// (persons), these include the arguments that edgebake itself writes into a Site.
+// ownedArguments reports arguments that edgebake or kubeadm sets. If a person wrote the document
+// (persons), it also reports arguments that edgebake writes into Sites.
 func ownedArguments(d *strict.Document, persons bool) {
 	for _, list := range slices.Sorted(maps.Keys(ownedArgs)) {
 		n := yamltree.At(d.Root, list)
@@ -293,7 +292,7 @@ func ownedFields(d *strict.Document) {
 	}
 }
 
-// certificateValidity reports a validity period that is too short for renewal.
+// certificateValidity reports a validity of certificates that is too short to renew them in time.
 func certificateValidity(d *strict.Document) {
 	const field = "certificateValidityPeriod"
 	n := yamltree.At(d.Root, field)

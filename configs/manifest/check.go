@@ -14,7 +14,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Check returns all problems of a file of Kubernetes objects, each with its line and the number of
+// Check returns all problems of a file of Kubernetes objects. Each has its line and the number of
 // its YAML document.
 func Check(file string, data []byte) strict.Problems {
 	var probs strict.Problems
@@ -57,7 +57,7 @@ func Check(file string, data []byte) strict.Problems {
 	return probs.First(file, 0)
 }
 
-// checkObject reports the reasons why an object can never be applied.
+// checkObject reports why an object can never be applied.
 func checkObject(d *strict.Document, root *yaml.Node) {
 	if root.Kind != yaml.MappingNode {
 		d.Problem(root, "", "expected a Kubernetes object (a mapping with apiVersion and kind), got %s", strict.Shape(root))
@@ -100,8 +100,8 @@ func checkObject(d *strict.Document, root *yaml.Node) {
 // Unrendered is the hint for a manifest that contains {{ }}.
 const Unrendered = "it looks like a chart's template: render it first, e.g. with helm template"
 
-// complexKey returns the first key that is not a scalar. A YAML parser reads {{ .Values.name }} as
-// such a key.
+// complexKey returns the first key that is not a scalar. For a YAML parser, {{ .Values.name }}
+// contains such a key.
 func complexKey(n *yaml.Node) *yaml.Node {
 	for i, c := range n.Content {
 		if n.Kind == yaml.MappingNode && i%2 == 0 && c.Kind != yaml.ScalarNode && c.Kind != yaml.AliasNode {
@@ -114,8 +114,8 @@ func complexKey(n *yaml.Node) *yaml.Node {
 	return nil
 }
 
-// Decodes reports whether kubectl can decode a document. It adds the problems that prevent it, for
-// example a repeated key, to d.
+// Decodes reports whether kubectl can decode a document. If not, it adds the problems to d, such as
+// a repeated key.
 func Decodes(d *strict.Document) bool {
 	if faults(d, d.Root) {
 		return false
@@ -124,12 +124,12 @@ func Decodes(d *strict.Document) bool {
 		d.Problem(key, "", "a key must be a plain word (%s)", Unrendered)
 		return false
 	}
-	root := yamltree.Clone(d.Root) // clone it, because problems quote the original text
+	root := yamltree.Clone(d.Root) // a copy, because problems quote the original text
 	if bad := yamltree.AsKubectl(root); bad != nil {
 		d.Problem(bad, "", "objects are sent as JSON, which cannot represent %s here", bad.Value)
 		return false
 	}
-	if faults(d, root) { // for kubectl, more keys are equal
+	if faults(d, root) { // in kubectl's types, more keys may be equal
 		return false
 	}
 	var anything map[string]any
@@ -148,7 +148,7 @@ func Decodes(d *strict.Document) bool {
 	return false
 }
 
-// faults adds to d the parts that package yaml cannot decode at a bounded cost. It reports whether
+// faults adds a problem to d for each part that would make package yaml slow. It reports whether
 // there are any.
 func faults(d *strict.Document, root *yaml.Node) bool {
 	found := yamltree.Check(root)
@@ -158,7 +158,8 @@ func faults(d *strict.Document, root *yaml.Node) bool {
 	return len(found) > 0
 }
 
-// typeError adds a problem for one line of a yaml.TypeError: "line 3: cannot unmarshal ...".
+// typeError adds a problem for one line of a yaml.TypeError, such as "line 3: cannot unmarshal
+// ...".
 func typeError(d *strict.Document, text string) {
 	p := strict.Problem{File: d.File, Msg: text}
 	if rest, ok := strings.CutPrefix(text, "line "); ok {

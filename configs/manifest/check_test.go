@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// TestCheckManifest checks that the problem of an invalid manifest names file, line and document.
+// TestCheckManifest checks that a problem of a manifest names the file, the line and the document.
 func TestCheckManifest(t *testing.T) {
 	const ok = "# a comment\n---\napiVersion: v1\nkind: Namespace\nmetadata: {name: a}\n"
 	for name, tt := range map[string]struct{ text, want string }{

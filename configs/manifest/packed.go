@@ -12,22 +12,22 @@ import (
 	"github.com/edgebake/edgebake/configs/strict"
 )
 
-// File is one file of Kubernetes objects that a Cluster lists in manifests.
+// File is a file of Kubernetes objects that a Cluster lists in manifests.
 type File struct {
 	Name string `json:"name"`
 	Text string `json:"text"`
 }
 
-// maxManifests is the maximum unpacked size of all manifests in bytes, and maxManifestFiles their
-// maximum number.
+// maxManifests is the largest unpacked size of all manifests in bytes, and maxManifestFiles their
+// largest number.
 const (
 	maxManifests     = 32 << 20
 	maxManifestFiles = 10_000
 )
 
-// Pack packs manifests for a Site: JSON, gzip, base64. CNI plugins and OpenYurt have
-// CustomResourceDefinitions of hundreds of kilobytes, which would not fit in a slot without
-// compression. The same files always give the same text.
+// Pack packs manifests for a Site as JSON, gzip and base64. Without compression, the
+// CustomResourceDefinitions of network plugins and OpenYurt, which have hundreds of kilobytes,
+// would not fit in a slot. The same files always give the same text.
 func Pack(all []File) (strict.Secret, error) {
 	if len(all) == 0 {
 		return strict.Secret{}, nil
@@ -81,7 +81,7 @@ func Unpack(packed strict.Secret) ([]File, error) {
 	if t, err := dec.Token(); err != nil || t != json.Delim('[') {
 		return nil, errNoManifests
 	}
-	// Decode the files one by one: a list of empty items would use ten times the memory of its
+	// Decode the files one by one: a list of empty items would need ten times as much memory as its
 	// text.
 	for dec.More() {
 		var m File
@@ -109,7 +109,7 @@ func CheckPacked(path string, packed strict.Secret, probs *strict.Problems) {
 	}
 	for _, m := range all {
 		if len(*probs) > strict.MaxProblems {
-			return // report only the first one
+			return // report only the first
 		}
 		for _, p := range Check(m.Name, []byte(m.Text)) {
 			probs.Add(path, "%v", p)

@@ -1,5 +1,5 @@
-// Package printable makes untrusted text safe to print. Messages quote text from servers, disks and
-// documents, and a terminal would interpret control characters in it.
+// Package printable makes untrusted text safe to print. Messages quote texts from servers, disks
+// and documents, which may contain control characters for the terminal.
 package printable
 
 import (
@@ -10,7 +10,7 @@ import (
 	"unicode/utf8"
 )
 
-// Line returns s with each character that is not printable replaced by a space.
+// Line returns s with a space in place of each character that is not printable.
 func Line(s string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {
@@ -20,7 +20,8 @@ func Line(s string) string {
 	}, s)
 }
 
-// Text returns s with control characters replaced by question marks, except line breaks and tabs.
+// Text returns s with a question mark in place of each control character, except line breaks and
+// tabs.
 func Text(s string) string {
 	return strings.Map(func(r rune) rune {
 		switch {
@@ -33,7 +34,7 @@ func Text(s string) string {
 	}, s)
 }
 
-// Short returns Line(s), truncated to at most n characters.
+// Short returns Line(s), shortened to at most n characters.
 func Short(s string, n int) string {
 	if utf8.RuneCountInString(s) > n {
 		s = string([]rune(s)[:n-1]) + "…"
@@ -41,8 +42,7 @@ func Short(s string, n int) string {
 	return Line(s)
 }
 
-// Names returns the first names of an unverified certificate, separated by
-// commas.
+// Names returns the first names in an unverified certificate, separated by commas.
 func Names(names []string) string {
 	const most, longest = 5, 64
 	var out []string
@@ -55,8 +55,9 @@ func Names(names []string) string {
 	return strings.Join(out, ", ")
 }
 
-// WithoutLocalAddr returns an error's text without the local addresses of connections, as in "read
-// udp 192.0.2.50:40001->192.0.2.1:53". Errors that differ only in these addresses become equal.
+// WithoutLocalAddr removes the local addresses of connections from the text of an error, as in
+// "read udp 192.0.2.50:40001->192.0.2.1:53". Otherwise, repeated errors would differ in their
+// ports.
 func WithoutLocalAddr(text string) string {
 	const arrow = "->"
 	var b strings.Builder

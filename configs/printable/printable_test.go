@@ -14,8 +14,8 @@ func TestPrintable(t *testing.T) {
 		"Größe 3":        {"Größe 3", "Größe 3"},
 		"a\x1b[2Jb":      {"a [2Jb", "a?[2Jb"},
 		"a\r\n\tb\x00":   {"a   b ", "a\n\tb?"},
-		"\u009b31m":      {" 31m", "?31m"},    // CSI in one character
-		"a\u202eb":       {"a b", "a\u202eb"}, // makes the following text run from right to left
+		"\u009b31m":      {" 31m", "?31m"},    // the control sequence introducer (CSI) as one character
+		"a\u202eb":       {"a b", "a\u202eb"}, // makes the text after it run from right to left
 		"bad \xff UTF-8": {"bad \ufffd UTF-8", "bad \ufffd UTF-8"},
 	} {
 		if got := Line(in); got != want.line {
@@ -56,7 +56,7 @@ func TestWithoutLocalAddr(t *testing.T) {
 	}
 }
 
-// TestJSON checks that control characters are escaped in JSON, without a change of its value.
+// TestJSON checks that control characters are escaped in JSON, and that its value stays the same.
 func TestJSON(t *testing.T) {
 	want := map[string]string{"a\u009b2J": "b\x7f\x1b[2J\u0085 Größe\u202e\n\t"}
 	var b strings.Builder
@@ -74,8 +74,8 @@ func TestJSON(t *testing.T) {
 	}
 }
 
-// TestWriter checks that however a text is divided into writes, control characters are replaced,
-// and no other character is lost.
+// TestWriter checks that control characters are replaced and nothing else is lost, wherever the
+// text is divided into writes.
 func TestWriter(t *testing.T) {
 	const text, want = "a\x1b]0;x\a\u009b2J\r\nGrö\xffße\t€\n", "a?]0;x??2J\nGrö\ufffdße\t€\n"
 	for n := 1; n <= len(text); n++ {

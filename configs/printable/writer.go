@@ -9,8 +9,8 @@ import (
 	"unicode/utf8"
 )
 
-// Writer replaces control characters in the text written to it, because a terminal would interpret
-// them. If a character is split across two writes, its first part is kept until the second write.
+// Writer replaces control characters, which a terminal would interpret, in the text that is written
+// to it. It keeps the first part of a character that is divided between two writes.
 type Writer struct {
 	to   io.Writer
 	text func(string) string
@@ -21,13 +21,13 @@ type Writer struct {
 // To returns a Writer that writes to w.
 func To(w io.Writer) *Writer { return &Writer{to: w, text: Text} }
 
-// JSON returns a Writer that writes JSON to w, or to the stream below w if w is a Writer. Package
-// json escapes only the control characters before the space character; this Writer also escapes DEL
-// and the C1 controls.
+// JSON returns a Writer for JSON. Package json escapes only the control characters below the space;
+// this Writer also escapes DEL and the C1 controls. If w is itself a Writer, the JSON goes to its
+// underlying stream.
 func JSON(w io.Writer) *Writer { return &Writer{to: Raw(w), text: escaped} }
 
-// escaped returns JSON with its control characters escaped, except those between values. The
-// meaning of the JSON does not change.
+// escaped escapes the control characters inside the values of a JSON text. The values stay the
+// same.
 func escaped(s string) string {
 	if !strings.ContainsFunc(s, isEscaped) {
 		return s
@@ -45,7 +45,7 @@ func escaped(s string) string {
 
 func isEscaped(r rune) bool { return unicode.IsControl(r) && r > ' ' }
 
-// Raw returns the stream below a Writer, for writing the contents of files and for programs that
+// Raw returns the underlying stream of a Writer, for the contents of files and for programs that
 // draw. It returns any other stream unchanged.
 func Raw(w io.Writer) io.Writer {
 	if p, ok := w.(*Writer); ok {

@@ -1,5 +1,5 @@
-// Package schema has the JSON schemas of the documents, for editors and for edgebake explain. `go
-// test ./configs -update` generates them from the types in package configs.
+// Package schema contains the JSON schemas of the documents, for editors and for edgebake explain.
+// `go test ./configs -update` generates them from the types in package configs.
 package schema
 
 import (
@@ -19,7 +19,7 @@ var files embed.FS
 // write them.
 func Kinds() []string { return []string{"cluster", "image", "inventory", "site"} }
 
-// Read returns the JSON schema of a kind of document. The kind may be capitalised as in documents.
+// Read returns the JSON schema of a kind of document. The case of kind does not matter.
 func Read(kind string) ([]byte, error) {
 	lower := strings.ToLower(kind)
 	if !slices.Contains(Kinds(), lower) {
@@ -28,11 +28,10 @@ func Read(kind string) ([]byte, error) {
 	return files.ReadFile(lower + ".v1alpha1.json")
 }
 
-// Field is one field of a document, as described in its schema.
+// Field is a field of a document, as described by its schema.
 type Field = strict.FieldDoc
 
-// Explain describes a field by its path, for example "site" or
-// "site.network.interfaces".
+// Explain describes the field at a path, such as "site" or "site.network.interfaces".
 func Explain(path string) (*Field, error) {
 	kind, _, _ := strings.Cut(path, ".")
 	text, err := Read(kind)
@@ -45,10 +44,10 @@ func Explain(path string) (*Field, error) {
 	return strict.Explain(text, path)
 }
 
-// maxPlaces is the maximum number of fields that a message suggests.
+// maxPlaces is the largest number of fields that a message suggests.
 const maxPlaces = 8
 
-// placesOf returns the paths of the fields whose path ends in end, shortest first.
+// placesOf returns the paths of all fields whose path ends in end. The shortest path comes first.
 func placesOf(end string) (places []string) {
 	end = strings.ToLower(strict.WithoutIndices(end))
 	var look func(f *Field)

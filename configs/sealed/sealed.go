@@ -1,5 +1,5 @@
-// Package sealed encrypts files to age recipients (age-encryption.org), and
-// decrypts them. It is the only package that imports age.
+// Package sealed encrypts files for age recipients (age-encryption.org) and decrypts them. It is
+// the only package that imports age.
 package sealed
 
 import (
@@ -18,19 +18,19 @@ import (
 // Ending is the file name extension of encrypted files.
 const Ending = ".age"
 
-// header is the beginning of every encrypted file in text form.
+// header is the beginning of every encrypted file in text format.
 const header = "-----BEGIN AGE ENCRYPTED FILE-----"
 
-// maxWork is the maximum work factor that a passphrase file may require. age itself uses 18; each
-// increment doubles time and memory, and 20 needs 1 GiB.
+// maxWork is the largest accepted work factor of a file that is encrypted with a passphrase. age
+// uses 18. Each further step doubles the time and the memory, and 20 needs 1 GiB.
 const maxWork = 20
 
-// maxKeys is the maximum size in bytes of a file with keys.
+// maxKeys is the largest accepted size of a file with keys, in bytes.
 const maxKeys = 1 << 20
 
-// Recipients returns public keys to which files can be encrypted. Each name is a public key
-// (age1..., ssh-ed25519 ..., ssh-rsa ...) or the path of a file of public keys. The result has one
-// key per item, without comments.
+// Recipients returns the public keys for which files can be encrypted. Each name is a public key
+// (age1..., ssh-ed25519 ..., ssh-rsa ...) or the path of a file with public keys. The result has
+// one key in each item, without comments.
 func Recipients(names []string) ([]string, error) {
 	var keys []string
 	for _, name := range names {
@@ -68,7 +68,7 @@ func isKey(s string) bool {
 	return strings.HasPrefix(s, "age1") || strings.HasPrefix(s, "ssh-") || strings.HasPrefix(strings.ToUpper(s), "AGE-SECRET-KEY-")
 }
 
-// shown returns name for use in a message. It hides a secret key that was given by mistake.
+// shown returns name for a message. It hides a secret key that was given by mistake.
 func shown(name string) string {
 	if strings.HasPrefix(strings.ToUpper(name), "AGE-SECRET-KEY-") {
 		return "AGE-SECRET-KEY-..."
@@ -100,7 +100,7 @@ func parse(keys []string) ([]age.Recipient, error) {
 			r, err = age.ParseX25519Recipient(k)
 		}
 		if err != nil {
-			// The library's error would quote its input, which may be secret.
+			// The library's error would quote its input, which may be a secret.
 			return nil, fmt.Errorf("%.20s... is not a public key of age or ssh: want one that begins with age1 or ssh-ed25519", k)
 		}
 		out = append(out, r)
@@ -108,7 +108,7 @@ func parse(keys []string) ([]age.Recipient, error) {
 	return out, nil
 }
 
-// Seal encrypts plain to keys returned by Recipients. The result is text.
+// Seal encrypts plain for keys that Recipients returned. The result is text.
 func Seal(plain []byte, keys []string) ([]byte, error) {
 	recipients, err := parse(keys)
 	if err != nil {
@@ -132,7 +132,7 @@ func Is(data []byte) bool {
 	return bytes.HasPrefix(bytes.TrimLeft(data, " \t\r\n"), []byte(header)) || bytes.HasPrefix(data, []byte("age-encryption.org/"))
 }
 
-// Identity is a set of secret keys for decryption. The zero value has no keys.
+// Identity is a set of secret keys that decrypt files. The zero value has no keys.
 type Identity struct {
 	file string
 	keys []age.Identity
@@ -162,7 +162,7 @@ func ReadIdentity(file string) (Identity, error) {
 	return Identity{file, ids}, nil
 }
 
-// Passphrase returns the Identity that decrypts files encrypted with a passphrase (age
+// Passphrase returns the Identity for files that are encrypted with a passphrase (age
 // --passphrase).
 func Passphrase(pass string) (Identity, error) {
 	id, err := age.NewScryptIdentity(pass)
@@ -173,7 +173,7 @@ func Passphrase(pass string) (Identity, error) {
 	return Identity{"the passphrase", []age.Identity{id}}, nil
 }
 
-// Open decrypts data. name is the file's name for messages.
+// Open decrypts data. name is the name of the file for messages.
 func (id Identity) Open(name string, data []byte) ([]byte, error) {
 	if len(id.keys) == 0 {
 		return nil, fmt.Errorf("opening %s: it is encrypted: name the secret key with --identity FILE", name)

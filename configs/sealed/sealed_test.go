@@ -76,7 +76,8 @@ func TestSealOpen(t *testing.T) {
 	}
 }
 
-// TestBadKeys checks that a text that is not a key is rejected, and a secret key is not quoted.
+// TestBadKeys checks that a text that is not a key is rejected, and that the error does not quote a
+// secret key.
 func TestBadKeys(t *testing.T) {
 	id, err := age.GenerateX25519Identity()
 	if err != nil {
@@ -108,10 +109,9 @@ func TestBadKeys(t *testing.T) {
 	}
 }
 
-// TestPassphraseThatIsABurden checks the limit on the work factor of a passphrase, which the
-// encrypted file determines.
+// TestPassphraseThatIsABurden checks that a file with a high work factor is rejected.
 func TestPassphraseThatIsABurden(t *testing.T) {
-	// Raise the work factor in the file's header.
+	// Raise the work factor in the header of the file.
 	r, err := age.NewScryptRecipient("pp")
 	if err != nil {
 		t.Fatal(err)

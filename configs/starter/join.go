@@ -13,8 +13,8 @@ import (
 	"github.com/edgebake/edgebake/configs/strict"
 )
 
-// ParseJoin parses a join command: the one that kubeadm prints, alone or within the output of
-// kubeadm init, or one of yurtadm or edgeadm. Its errors never quote the token.
+// ParseJoin parses a join command: one that kubeadm prints, alone or in the output of kubeadm init,
+// or one of yurtadm or edgeadm. Its errors never quote the token.
 func ParseJoin(text string) (*Input, error) {
 	words, err := joinLine(strings.Fields(strings.NewReplacer("\\\n", " ", "\\\r\n", " ").Replace(text)))
 	if err != nil {
@@ -42,12 +42,12 @@ func ParseJoin(text string) (*Input, error) {
 	return in, nil
 }
 
-// joinArg is a flag of a join command and its value. If flag is empty, value is a word that belongs
-// to no flag, usually the API server.
+// joinArg is a flag of a join command with its value. A word that belongs to no flag, usually the
+// API server, has an empty flag.
 type joinArg struct{ flag, value string }
 
-// unusableFlags are flags that replace the token or the CA hash, and that ParseJoin therefore
-// rejects.
+// unusableFlags lists flags that are given instead of the token or the CA hash. ParseJoin rejects
+// them.
 var unusableFlags = []string{"--config", "--discovery-file", "--discovery-token", "--tls-bootstrap-token"}
 
 // joinArgs splits the words after "kubeadm join" into arguments.
@@ -76,7 +76,7 @@ func joinArgs(words []string) (args []joinArg, err error) {
 	return args, nil
 }
 
-// continues reports whether word is a continuation of a flag's value.
+// continues reports whether word may be the rest of a flag's value.
 func continues(flag, value, word string) bool {
 	switch flag {
 	case flagToken:
@@ -91,8 +91,8 @@ const flagToken = "--token"
 
 const flagCAHash = "--discovery-token-ca-cert-hash"
 
-// setMasters sets the API servers from the words that belong to no flag. The error only counts
-// other words, because one of them may be a part of the token.
+// setMasters sets the API servers from the words that belong to no flag. Its error does not quote
+// other words, because one may be a part of the token.
 func (in *Input) setMasters(bare []string) error {
 	if len(bare) == 0 {
 		return nil
@@ -123,7 +123,7 @@ func (in *Input) set(a joinArg) error {
 	case flagCAHash:
 		in.CAHashes = append(in.CAHashes, strings.ToLower(a.value))
 	case "--node-name":
-		in.NodeName = strings.ToLower(a.value) // kubeadm converts it to lower case too
+		in.NodeName = strings.ToLower(a.value) // like kubeadm, convert it to lower case
 		if err := forms.CheckNodeName(in.NodeName); err != nil {
 			return fmt.Errorf("--node-name: %w", err)
 		}
@@ -134,7 +134,7 @@ func (in *Input) set(a joinArg) error {
 		}
 	case "--nodepool-name":
 		in.NodePool = a.value
-	case "-v", "--v": // kubeadm's log level; ignored
+	case "-v", "--v": // ignore kubeadm's log level
 	default:
 		switch field := joinFields[a.flag]; {
 		case slices.Contains(joinOnBoard, a.flag):
@@ -152,7 +152,7 @@ func (in *Input) isYurt() bool {
 	return in.NodeType == configs.NodeEdge || in.NodeType == configs.NodeCloud
 }
 
-// checkJoin returns errors for everything that is missing or invalid in a join command.
+// checkJoin returns an error for each value that is missing or invalid in a join command.
 func (in *Input) checkJoin() (errs []error) {
 	switch {
 	case in.Token == "":
@@ -182,7 +182,7 @@ func (in *Input) checkJoin() (errs []error) {
 	return errs
 }
 
-// BeginsJoin reports whether a join command begins in a line of text.
+// BeginsJoin reports whether a line of text contains the beginning of a join command.
 func BeginsJoin(line string) bool { return len(joinStarts(strings.Fields(line))) > 0 }
 
 // joinStarts returns the index of the word after each "kubeadm join", "yurtadm join" or "edgeadm
@@ -196,8 +196,8 @@ func joinStarts(words []string) (starts []int) {
 	return starts
 }
 
-// joinLine returns the words after "kubeadm join" in the command for workers. The output of kubeadm
-// init also has a command for control-plane nodes, which is skipped.
+// joinLine returns the words after "kubeadm join" in the command for workers. It skips the command
+// for control-plane nodes, which the output of kubeadm init also contains.
 func joinLine(words []string) (worker []string, err error) {
 	starts := joinStarts(words)
 	if len(starts) == 0 {
@@ -231,21 +231,21 @@ func isControlPlaneFlag(word string) bool {
 	return flag == "--control-plane" || flag == "--certificate-key"
 }
 
-// joinSwitches are flags without a value of the commands kubeadm, yurtadm and edgeadm join.
+// joinSwitches lists the flags of kubeadm, yurtadm and edgeadm join that have no value.
 var joinSwitches = []string{
 	"--control-plane", "--discovery-token-unsafe-skip-ca-verification", "--dry-run", "--reuse-cni-bin", "--enable-edge",
 }
 
-// joinOnBoard are flags of yurtadm and edgeadm join that images do not need. They concern programs
-// that are in the image, or SuperEdge's lite-apiserver, which is in no image.
+// joinOnBoard lists the flags of yurtadm and edgeadm join that a node with an image does not need.
+// They are about programs that the image contains, or about SuperEdge's lite-apiserver, which
+// edgebake does not use.
 var joinOnBoard = []string{
 	"--install-pkg-path", "--worker-path", "--runtime", "--enable-edge",
 	"--kubernetes-resource-server", "--reuse-cni-bin", "--pause-image",
 	"--yurthub-image", "--yurthub-binary-url", "--yurthub-server-addr",
 }
 
-// joinFields maps flags of kubeadm, yurtadm and edgeadm join to the corresponding fields of the
-// Site.
+// joinFields maps flags of kubeadm, yurtadm and edgeadm join to fields of a Site.
 var joinFields = map[string]string{
 	"--cri-socket":              "criSocket",
 	"--ignore-preflight-errors": "ignorePreflightErrors",

@@ -1,5 +1,5 @@
-// Package starter generates the documents that `edgebake init` writes: the examples, completed with
-// what is known about the cluster and the person.
+// Package starter makes the documents that `edgebake init` writes: the examples, completed with the
+// known facts about the cluster and the person.
 package starter
 
 import (
@@ -13,31 +13,31 @@ import (
 	"github.com/edgebake/edgebake/configs/kubeadm"
 )
 
-// Values in the examples that are replaced by known ones.
+// Values in the examples that are replaced by known values.
 const (
 	exampleToken = "abcdef.0123456789abcdef"
 	exampleHash  = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 	exampleKey   = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIE0Y2vFLE7fQ2HHmGEUQGTqWn4Ri9GJMn1T9AeeQkMi+ admin@example.com"
 )
 
-// Input describes the cluster and the person for whom the documents are generated. Empty fields are
-// unknown.
+// Input contains the facts about the cluster and the person. An empty field is unknown.
 type Input struct {
 	Masters                      []string
 	Token                        string
 	CAHashes                     []string
 	NodeName, NodeType, NodePool string
 	SSHKey                       string
-	// Endpoint, Kubernetes and Pause come from an existing cluster.
+	// Endpoint, Kubernetes and Pause come from a running cluster.
 	Endpoint, Kubernetes, Pause string
-	// DaemonSets is set if the file agents.yaml lists the cluster's DaemonSets.
+	// DaemonSets means that the file agents.yaml contains the cluster's DaemonSets.
 	DaemonSets bool
-	// LeftOut lists flags of the join command that are not needed with an image.
+	// LeftOut lists the flags of the join command that are not needed with an image.
 	LeftOut []string
 }
 
-// Site returns the example Site with the known values, and placeholders for unknown ones. Optional
-// fields are commented out. So is users, if the API servers are known but no SSH key is.
+// Site returns the example Site with the known values, and with placeholders for unknown ones.
+// Optional fields are commented out. The field users is too, if the API servers are known but no
+// SSH key is.
 func (in *Input) Site() []byte {
 	token, hashes, key := forms.PlaceholderToken, []string{forms.PlaceholderCAHash}, forms.PlaceholderKey
 	out := []string{"labels:", "taints:", "network:"}
@@ -78,7 +78,7 @@ func (in *Input) Site() []byte {
 	return []byte(commentOut(text, out...))
 }
 
-// KeyOf returns the SSH key from a Site that init wrote when it knew only that key, or "".
+// KeyOf returns the SSH key from a Site that init wrote when only the key was known, or "".
 func KeyOf(site []byte) string {
 	head := (&Document{Kind: "site", Blanks: [][]byte{nil}}).head()
 	text := string(bytes.TrimPrefix(site, []byte(head)))
@@ -91,7 +91,7 @@ func KeyOf(site []byte) string {
 	return ""
 }
 
-// Image returns the example Image; for OpenYurt nodes, the example for them.
+// Image returns the example Image, or the example for OpenYurt nodes.
 func (in *Input) Image() []byte {
 	if in.NodeType != "" {
 		return []byte(examples.OpenYurt)
@@ -109,8 +109,8 @@ func (in *Input) Image() []byte {
 	return []byte(text)
 }
 
-// ClusterImage returns the Image for all machines of a new cluster: the example with the images
-// that kubeadm needs.
+// ClusterImage returns the Image for all machines of a new cluster: the example, with the container
+// images that kubeadm needs.
 func ClusterImage() []byte {
 	always, optional, pause := kubeadm.DefaultImages(configs.ExampleKubernetes)
 	list := "# The control plane's, as `kubeadm config images list` prints them:\nimages:\n"
@@ -126,17 +126,17 @@ func ClusterImage() []byte {
 	).Replace(examples.Image))
 }
 
-// exampleSandbox is the line of the example Image that names the pause image.
+// exampleSandbox is the line in the example Image that contains the pause image.
 const exampleSandbox = "  #   sandbox: registry.example.com/pause:3.10"
 
-// Cluster returns the example Cluster with the person's SSH key; if sshKey is empty, with a
+// Cluster returns the example Cluster with the person's SSH key or, if sshKey is empty, with a
 // placeholder.
 func Cluster(sshKey string) []byte {
 	if sshKey == "" {
 		sshKey = forms.PlaceholderKey
 	}
 	quoted := "'" + strings.ReplaceAll(sshKey, "'", "''") + "'"
-	// The node types must be those that the example Image has.
+	// The node types must be those of the example Image.
 	return []byte(strings.NewReplacer(
 		`"`+exampleKey+`"`, quoted,
 		"\nopenyurt: true\n", "\n# openyurt: true # with nodes of nodeType edge and cloud, which the Image must list too (nodeTypes)\n",
@@ -144,8 +144,7 @@ func Cluster(sshKey string) []byte {
 	).Replace(examples.Cluster))
 }
 
-// quoteYAML quotes a text that YAML would not parse as a string, such as
-// [fd00::1]:6443.
+// quoteYAML quotes a text that YAML would not parse as a string, such as [fd00::1]:6443.
 func quoteYAML(s string) string {
 	if strings.ContainsAny(s, "[]{}#'\"") || strings.Contains(s, ": ") {
 		return "'" + strings.ReplaceAll(s, "'", "''") + "'"
@@ -153,7 +152,7 @@ func quoteYAML(s string) string {
 	return s
 }
 
-// commentOut comments out the fields with these names, including everything below them.
+// commentOut comments out these fields, with everything below them.
 func commentOut(text string, fields ...string) string {
 	var b strings.Builder
 	inside := false

@@ -15,28 +15,28 @@ import (
 	"github.com/edgebake/edgebake/ondisk/file"
 )
 
-// SchemaDir is the directory for the schemas. The first line of each document refers to its schema,
-// for editors.
+// SchemaDir is the directory for the schemas. The first line of each document names its schema, for
+// editors.
 const SchemaDir = ".edgebake"
 
-// Document is a document that init writes. If Blanks is nil, it is a file that such a document
-// refers to.
+// Document is a document that init writes. If Blanks is nil, it is another file, which such a
+// document names.
 type Document struct {
 	Kind string
 	Text []byte
-	// Blanks are the texts that init writes if it knows less. A file with such a text has not been
-	// edited. The first one lacks exactly the requested values.
+	// Blanks contains the texts that init writes if it knows less. A file with one of these texts
+	// has not been edited. The first one lacks only the requested values.
 	Blanks [][]byte
 	Perm   fs.FileMode
-	Asked  bool // flags set values in it, so an existing file must not be kept silently
+	Asked  bool // the user asked for values in it with flags, so keeping an existing file must be reported
 }
 
-// Documents returns an Image and a Site. imageAsked and siteAsked are set if flags set values in
-// them.
+// Documents returns an Image and a Site. imageAsked and siteAsked mean that the user asked for
+// values in them with flags.
 func (in *Input) Documents(imageAsked, siteAsked bool) []Document {
 	blank := new(Input)
 	image := Document{"image", in.Image(), [][]byte{blank.Image(), ClusterImage()}, 0o666, imageAsked}
-	return []Document{image, {"site", in.Site(), [][]byte{blank.Site()}, 0o600, siteAsked}} // the Site is private: it contains a token, now or later
+	return []Document{image, {"site", in.Site(), [][]byte{blank.Site()}, 0o600, siteAsked}} // private, because it contains a token, now or later
 }
 
 // ClusterDocuments returns a Cluster and the Image of its machines.
@@ -49,7 +49,7 @@ func ClusterDocuments(sshKey string) []Document {
 
 func (d *Document) schema() string { return filepath.Join(SchemaDir, d.Kind+".schema.json") }
 
-// head returns the document's first line, which refers to its schema.
+// head returns the first line of the document, which names its schema.
 func (d *Document) head() string {
 	if d.Blanks == nil {
 		return ""
@@ -61,17 +61,17 @@ func (d *Document) head() string {
 type File struct {
 	Document
 	Name string
-	// Kept is set if an existing file is kept. Text is then the content of that file.
+	// Kept means that an existing file is kept. Then Text is its content.
 	Kept bool
-	// Unedited is set if init wrote the existing file and nobody has edited it. The file is
+	// Unedited means that init wrote the existing file and nobody has edited it. The file is
 	// replaced.
 	Unedited bool
-	// Lacks lists the requested values that are missing in a kept file.
+	// Lacks lists the requested values that a kept file does not contain.
 	Lacks []string
 }
 
-// Plan decides which files to write: missing and unedited ones; with force, all. It creates the
-// directory, and undo removes the directory if it is still empty.
+// Plan decides which files to write: those that are missing or unedited or, with force, all. It
+// creates the directory. undo removes the directory if it is still empty.
 func Plan(dir string, all []Document, force bool) (files []File, undo func(), err error) {
 	if undo, err = file.MakeDirectory(filepath.Join(dir, SchemaDir)); err != nil {
 		return nil, nil, err
@@ -110,8 +110,8 @@ func (f *File) plan(force bool) error {
 	return nil
 }
 
-// lacked returns the values in text that are neither in the first of blanks nor in old. It ignores
-// the indices of lists.
+// lacked returns the values in text that are neither in old nor in the first of blanks. It ignores
+// indexes of lists.
 func lacked(old, text []byte, blanks [][]byte) (lines []string) {
 	has := values(old)
 	if len(blanks) > 0 {
@@ -128,10 +128,10 @@ func lacked(old, text []byte, blanks [][]byte) (lines []string) {
 	return lines
 }
 
-// value is a scalar in a document, and its field.
+// value is a scalar in a document, with its field.
 type value struct{ field, text string }
 
-// String omits the secret half of a token.
+// String leaves out the secret half of a token.
 func (v value) String() string {
 	if id, _, ok := strings.Cut(v.text, "."); ok && v.field == "credentials.token" {
 		return v.field + ": " + id + ".***"
@@ -139,7 +139,7 @@ func (v value) String() string {
 	return v.field + ": " + v.text
 }
 
-// values returns the scalars in a YAML text. It returns none if the text is not YAML.
+// values returns the scalars in a YAML text. If the text is not YAML, there are none.
 func values(text []byte) map[value]bool {
 	found := map[value]bool{}
 	var doc any
@@ -165,7 +165,7 @@ func values(text []byte) map[value]bool {
 	return found
 }
 
-// Write writes the files that are not kept, and the schemas of all documents.
+// Write writes all files that are not kept, and the schemas of all documents.
 func Write(dir string, files []File) error {
 	for _, f := range files {
 		if f.Blanks != nil {

@@ -13,15 +13,14 @@ import (
 
 var secretType = reflect.TypeFor[Secret]()
 
-// DecodeInto decodes the document into a struct. It reports all problems instead of stopping at the
-// first.
+// DecodeInto decodes the document into a struct. It reports all problems, not only the first.
 func (d *Document) DecodeInto(into any) {
 	v := reflect.ValueOf(into).Elem()
 	d.into = v.Type()
 	d.decode(d.Root, v, "")
 }
 
-// decode decodes n into v, and reports all values that do not fit.
+// decode decodes n into v. It reports each value that does not fit.
 func (d *Document) decode(n *yaml.Node, v reflect.Value, path string) {
 	if d.nodes++; d.nodes > d.limits.Nodes {
 		if d.nodes == d.limits.Nodes+1 {
@@ -40,7 +39,7 @@ func (d *Document) decode(n *yaml.Node, v reflect.Value, path string) {
 	}
 	switch v.Kind() {
 	case reflect.Pointer:
-		// An empty "debian:" selects debian with its defaults, but an empty "openyurt:" is neither
+		// An empty "debian:" selects debian with its defaults. But an empty "openyurt:" is neither
 		// true nor false.
 		if v.Type().Elem().Kind() != reflect.Struct && yamltree.IsNull(n) {
 			return
@@ -54,7 +53,7 @@ func (d *Document) decode(n *yaml.Node, v reflect.Value, path string) {
 	case reflect.Map:
 		d.mapping(n, v, path)
 	case reflect.Interface:
-		// Any value is accepted: another package checks it.
+		// Accept any value: another package checks it.
 	default:
 		d.scalar(n, v, path, false)
 	}
@@ -98,7 +97,7 @@ func (d *Document) structure(n *yaml.Node, v reflect.Value, path string) {
 		}
 		into := v.FieldByIndex(f.Index)
 		d.decode(val, into, sub)
-		// After decoding, 0 can no longer be distinguished from a missing field.
+		// After decoding, 0 cannot be distinguished from a missing field.
 		if low, high, ok := bounds(f); ok && low > 0 && into.IsZero() && val.ShortTag() == "!!int" {
 			d.Problem(val, sub, "must be from %d to %d, not 0", low, high)
 		}
@@ -186,12 +185,13 @@ func (d *Document) scalar(n *yaml.Node, v reflect.Value, path string, secret boo
 	}
 	tag := n.ShortTag()
 	if tag == "!!null" {
-		return // the same as if the field were missing
+		return // the same as a missing field
 	}
 	ok := false
 	switch v.Kind() {
 	case reflect.String:
-		// Versions, modes and labels may look like numbers or booleans, so use the original text.
+		// Use the original text, because versions, modes and labels may look like numbers or
+		// booleans.
 		if ok = slices.Contains([]string{"!!str", "!!int", "!!float", "!!bool", "!!timestamp"}, tag); ok {
 			v.SetString(n.Value)
 		}
@@ -219,8 +219,8 @@ func wanted(v reflect.Value) string {
 	return "a whole number"
 }
 
-// Shape describes the kind of a node. It never quotes the value, because a
-// token in the wrong field is still a secret.
+// Shape describes the kind of a node. It never quotes the value, which may be a secret in the wrong
+// field.
 func Shape(n *yaml.Node) string {
 	switch n.Kind {
 	case yaml.MappingNode:

@@ -1,17 +1,17 @@
-// Package strict reads YAML documents into Go structs. It knows nothing about particular documents.
+// Package strict reads YAML documents into Go structs. It does not depend on particular documents.
 //
-// The machines that use a document are unattended, so mistakes must be found before a machine gets
-// the document. Nothing is ignored: unknown fields, wrong types and repeated keys are problems. All
-// problems are reported at once, each with file, line, column and field.
+// Machines that use a document are unattended, so mistakes must be found before. Nothing is
+// ignored: unknown fields, wrong types and repeated keys are problems. All problems are reported
+// together, each with its file, line, column and field.
 //
-// The struct tags define everything about a field except its description:
-//   - yaml: its name; without omitempty, the field is required
+// Struct tags define everything about a field except its description:
+//   - yaml: the name of the field; without omitempty, the field is required
 //   - jsonschema: default=V, enum=V (repeated), minimum=N, maximum=N
-//   - check: the name of a function in Checks for its text, or for each item of a list
+//   - check: the function in Checks for the text of the field, or for each item of a list
 //   - unique: "yes": all items of a list differ; otherwise: the items differ in these fields
-//   - oneof: exactly one of the struct's fields with this tag is set; with "atmost", one or none
-//   - path: the field names a file or directory; package documents uses it
-//   - text: "lines" or "tabs": the control characters that its text may have
+//   - oneof: exactly one of the struct's fields with this tag is set; with "atmost", at most one
+//   - path: the field names a file or directory; package documents uses the tag
+//   - text: "lines" or "tabs": control characters that the text may contain
 //
-// Only Reveal and Encode show the value of a Secret, and no problem quotes one.
+// Only Reveal and Encode show the value of a Secret, and no problem quotes it.
 package strict

@@ -18,38 +18,36 @@ import (
 type Format struct {
 	APIVersion string
 	Kinds      []string
-	// Limits returns the limits for a document of a kind.
+	// Limits returns the limits for a document of this kind.
 	Limits func(kind string) Limits
-	// Followed is the kind of document after which other documents may follow
-	// in the same file.
+	// Followed is the kind of document that other documents may follow in the same file.
 	Followed string
-	// EmptyHint and KindHint are appended to the messages about an empty document and about an
-	// unknown kind.
+	// EmptyHint and KindHint are added to the messages about an empty document and an unknown kind.
 	EmptyHint, KindHint string
 }
 
-// Limits limits the size of a document after the expansion of its aliases.
+// Limits limits the size of a document whose aliases are expanded.
 type Limits struct {
-	Nodes int // values
-	Items int // in one list
-	// More has other limits for the lists at particular paths.
+	Nodes int // number of values
+	Items int // number of items in a list
+	// More maps paths of lists to other limits of their items.
 	More map[string]int
 }
 
-// Position is a position in a file. Line and Col count from 1; 0 means unknown.
+// Position is a position in a file. Line and Col begin at 1; 0 means unknown.
 type Position struct{ Line, Col int }
 
-// Document is a parsed YAML document that is decoded into a Go value.
+// Document is a parsed YAML document that is being decoded into a Go value.
 type Document struct {
 	File string
 	Kind string
 	Root *yaml.Node
-	// More are the documents that follow in the same file.
+	// More contains the documents that follow in the same file.
 	More []*yaml.Node
-	// Probs are the problems found so far.
+	// Probs contains the problems that were found so far.
 	Probs Problems
-	// All keeps every problem. If it is false, only MaxProblems are kept, and further ones are only
-	// counted, because an untrusted document may have a problem in every value.
+	// All keeps every problem. Otherwise, MaxProblems are kept and the others only counted, because
+	// an untrusted document may have a problem in every value.
 	All bool
 
 	format *Format
@@ -59,7 +57,7 @@ type Document struct {
 	untold int // number of problems that were only counted
 }
 
-// DefaultLimits are the limits for documents that an operator writes.
+// DefaultLimits are the limits for documents from an operator.
 var DefaultLimits = Limits{Nodes: 200_000, Items: 200_000}
 
 // New returns a Document for a tree that was parsed elsewhere.
@@ -67,7 +65,7 @@ func New(file string, root *yaml.Node, l Limits) *Document {
 	return &Document{File: file, Root: root, limits: l}
 }
 
-// Read parses data and checks its version and kind.
+// Read parses data, and checks the version and the kind of the document.
 func Read(file string, data []byte, f *Format) (*Document, Problems) {
 	docs, probs := parse(file, data)
 	if probs != nil {
@@ -170,12 +168,11 @@ func (d *Document) Parse(kind string, into any, validate func() Problems) error 
 	return d.Err()
 }
 
-// Overflowed reports whether decoding stopped because the document is too large
-// or has too many problems.
+// Overflowed reports whether the document has too many values or too many problems.
 func (d *Document) Overflowed() bool { return d.untold > 0 || d.nodes > d.limits.Nodes }
 
-// Found adds a problem of validation, with its position. It ignores a problem that follows from a
-// problem of decoding: the field could not be decoded, or its name was misspelt.
+// Found adds a problem of validation, with its position. It ignores a problem that is caused by an
+// earlier one in undecoded: the field could not be decoded, or its name was misspelt.
 func (d *Document) Found(undecoded Problems, p Problem) {
 	if slices.ContainsFunc(undecoded, func(u Problem) bool {
 		return Covers(u.Path, p.Path) || !d.Has(u.meant) && Covers(u.meant, p.Path)
@@ -196,7 +193,7 @@ func (d *Document) Err() error {
 	return d.Probs.First(d.File, d.untold).Err()
 }
 
-// Covers reports whether path is outer itself or the path of a field inside outer.
+// Covers reports whether path is outer, or the path of a field inside outer.
 func Covers(outer, path string) bool {
 	rest, ok := strings.CutPrefix(path, outer)
 	return ok && outer != "" && (rest == "" || rest[0] == '.' || rest[0] == '[')
@@ -208,7 +205,7 @@ func (d *Document) Has(path string) bool {
 	return whole && path != ""
 }
 
-// Find returns the position of a field, or of the nearest enclosing value.
+// Find returns the position of a field or, if the field is missing, of the nearest enclosing value.
 func (d *Document) Find(path string) Position {
 	n, _ := d.at(path)
 	if n == nil {
@@ -217,7 +214,7 @@ func (d *Document) Find(path string) Position {
 	return Position{n.Line, n.Column}
 }
 
-// at returns the value at a path. If there is none, it returns the nearest enclosing value, and
+// at returns the value at a path. If it is missing, at returns the nearest enclosing value, and
 // whole is false.
 func (d *Document) at(path string) (n *yaml.Node, whole bool) {
 	n = yamltree.Deref(d.Root)
@@ -256,7 +253,7 @@ func firstStep(path string) (name string, index int, rest string) {
 	return name, index, strings.TrimPrefix(strings.TrimPrefix(rest, "]"), ".")
 }
 
-// Problem reports a problem of the field at path. Its position is that of n.
+// Problem reports a problem of the field at path, at the position of n.
 func (d *Document) Problem(n *yaml.Node, path, format string, args ...any) {
 	if d.Full() {
 		d.untold++
@@ -265,10 +262,10 @@ func (d *Document) Problem(n *yaml.Node, path, format string, args ...any) {
 	d.Report(Problem{File: d.File, Line: n.Line, Col: n.Column, Path: path, Msg: fmt.Sprintf(format, args...)})
 }
 
-// Full reports whether the limit is reached, so that further problems are only counted.
+// Full reports whether the limit of problems is reached. Further problems are only counted.
 func (d *Document) Full() bool { return len(d.Probs) >= MaxProblems && !d.All }
 
-// Report adds a problem, or only counts it if the limit is reached.
+// Report adds a problem. If the limit is reached, it only counts it.
 func (d *Document) Report(p Problem) {
 	if d.Full() {
 		d.untold++
@@ -278,7 +275,8 @@ func (d *Document) Report(p Problem) {
 	d.Probs = append(d.Probs, p)
 }
 
-// WrongKind returns the error for a document of the wrong kind. An empty want means any kind.
+// WrongKind returns the error for a document of another kind than want. An empty want means any
+// known kind.
 func (d *Document) WrongKind(want string) error {
 	at := d.Find("kind")
 	p := Problem{File: d.File, Line: at.Line, Col: at.Col, Path: "kind"}

@@ -10,18 +10,18 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Encode encodes a struct as YAML, including its secrets. Equal values give equal bytes. keep, if
-// not nil, selects the fields to include by their SchemaPath.
+// Encode encodes a struct as YAML, including its secrets. Equal values give equal bytes. If keep is
+// not nil, it selects the fields to include by their SchemaPath.
 func Encode(v any, keep func(path string) bool) ([]byte, error) {
 	return yamltree.Encode(Node(v, keep))
 }
 
-// Node returns the YAML that Encode encodes.
+// Node returns the YAML tree that Encode encodes.
 func Node(v any, keep func(path string) bool) *yaml.Node {
 	return encodeValue(reflect.ValueOf(v).Elem(), "", keep)
 }
 
-// encodeValue returns v as a YAML node, or nil if v is empty. Strings are always quoted, so that a
+// encodeValue returns v as a YAML node, or nil if v is empty. It quotes all strings, so that a
 // label "true" is parsed as a string again.
 func encodeValue(v reflect.Value, path string, keep func(string) bool) *yaml.Node {
 	if v.Type() == secretType {
@@ -57,7 +57,7 @@ func encodeValue(v reflect.Value, path string, keep func(string) bool) *yaml.Nod
 		n := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
 		for i := range v.Len() {
 			f := encodeValue(v.Index(i), path, keep)
-			if f == nil { // a placeholder keeps the indices of the other items
+			if f == nil { // an empty item keeps the indexes of the other items
 				f = yamltree.Plain("{}", "!!map")
 				if v.Index(i).Kind() == reflect.String {
 					f = yamltree.Quoted("")

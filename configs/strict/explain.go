@@ -11,20 +11,20 @@ import (
 
 // FieldDoc describes one field of a document, from its schema.
 type FieldDoc struct {
-	// Path is the path in commands, for example "site.network.interfaces".
+	// Path is the path in commands, such as "site.network.interfaces".
 	Path string
 	// Name is the last part of Path.
 	Name string
-	// Type is string, integer, boolean, object or map; a list of one of these, as in "[]string"; or
-	// a choice of a value and a list, as in "string or []string".
+	// Type is string, integer, boolean, object or map. A list has a type such as "[]string". If
+	// both are allowed, the type is such as "string or []string".
 	Type string
-	// Values are the allowed values, if the schema lists them.
+	// Values contains the allowed values, if the schema lists them.
 	Values []string
-	// Default is the value of the field if it is missing, as JSON; "" if there is none.
+	// Default is the value of a missing field, as JSON. It is "" if there is no default.
 	Default     string
 	Required    bool
 	Description string
-	// Fields are the fields of an object, or of a list's items, sorted by name.
+	// Fields contains the fields of an object, or of a list's items, sorted by name.
 	Fields []FieldDoc
 }
 
@@ -43,15 +43,15 @@ type schemaNode struct {
 	AdditionalProperties any                    `json:"additionalProperties"`
 }
 
-// pathIndex matches an index or key in a path, as in users[0] or labels["a.b/c"], and also the []
-// with which the reference stands for any index.
+// pathIndex matches an index or key in a path, as in users[0] or labels["a.b/c"]. It also matches
+// [], which means any index in the reference.
 var pathIndex = regexp.MustCompile(`\[(?:\d+|"[^"]*")?\]`)
 
-// WithoutIndices returns a path without its indices and keys.
+// WithoutIndices returns a path without indexes and keys.
 func WithoutIndices(path string) string { return pathIndex.ReplaceAllString(path, "") }
 
-// Explain describes the field at a path such as "site.network.interfaces", from the schema of its
-// kind of document. It ignores indices, which the paths of problems have.
+// Explain describes the field at a path, such as "site.network.interfaces", from the schema of a
+// kind of document. It ignores indexes, so that paths of problems can be used.
 func Explain(schema []byte, path string) (*FieldDoc, error) {
 	kind, rest, _ := strings.Cut(WithoutIndices(path), ".")
 	kind = strings.ToLower(kind)
@@ -116,7 +116,7 @@ func (n *schemaNode) field(root *schemaNode, path, name string, required bool) F
 	return f
 }
 
-// orList returns the schema of an item if n allows either an item or a list of items.
+// orList returns the schema of a value if n allows either a value or a list of values.
 func (n *schemaNode) orList() *schemaNode {
 	if len(n.AnyOf) == 2 && n.AnyOf[1].Items != nil {
 		return n.AnyOf[0]
@@ -124,7 +124,7 @@ func (n *schemaNode) orList() *schemaNode {
 	return nil
 }
 
-// orNull returns the schema of an object if n also allows null because all fields of the object
+// orNull returns the schema of an object if n also allows null, because all fields of the object
 // have defaults.
 func (n *schemaNode) orNull() *schemaNode {
 	if len(n.AnyOf) == 2 && n.AnyOf[1].Type == "null" {

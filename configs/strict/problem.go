@@ -7,30 +7,30 @@ import (
 	"strings"
 )
 
-// Problem is a problem of a document with its position.
+// Problem is a problem of a document, with its position.
 type Problem struct {
-	File string // name given by the caller
-	Line int    // from 1; 0 if unknown
-	Col  int    // from 1; 0 if unknown
-	Path string // "network.interfaces[0].gateway"; empty: the whole document
+	File string // name as given by the caller
+	Line int    // begins at 1; 0 if unknown
+	Col  int    // begins at 1; 0 if unknown
+	Path string // such as "network.interfaces[0].gateway"; empty for the whole document
 	Msg  string
-	// Missing is set if the problem is that a required field is missing.
+	// Missing means that a required field is missing.
 	Missing bool
-	// meant is the path that was probably meant by an unknown field.
+	// meant is the path that an unknown field was probably meant to be.
 	meant string
-	// rest is set for the last problem, which only counts the omitted ones.
+	// rest means that this is the last problem, which only counts those that are not reported.
 	rest bool
 }
 
-// Limits of the problems that are reported about one document, and of those in a machine's state.
+// Limits for the problems of a document, and for the problems in a machine's state.
 const (
 	MaxProblems = 50
-	maxMsg      = 1000 // characters of a message
-	maxTold     = 8000 // characters of a message that includes the output of a program
+	maxMsg      = 1000 // characters in a message
+	maxTold     = 8000 // characters in a message with the output of a program
 	maxPath     = 200
 )
 
-// atMost returns s, truncated to a number of characters.
+// atMost returns s, shortened to this number of characters.
 func atMost(letters int, s string) string {
 	if len(s) <= letters {
 		return s
@@ -46,8 +46,8 @@ func NewProblem(path, format string, args ...any) Problem {
 	return Problem{Path: path, Msg: atMost(maxMsg, fmt.Sprintf(format, args...))}
 }
 
-// FieldError is a problem with a field's value, found by code that does not have the document. The
-// caller finds the position of Path.
+// FieldError is a problem with the value of a field, found by code that does not have the document.
+// The caller finds the position of Path.
 type FieldError struct {
 	Path string
 	Err  error
@@ -57,7 +57,7 @@ func (e *FieldError) Error() string { return e.Path + ": " + e.Err.Error() }
 
 func (e *FieldError) Unwrap() error { return e.Err }
 
-// Error formats the problem as compilers do, so that editors can jump to the position.
+// Error formats the problem like a compiler, so that editors can jump to the position.
 func (p Problem) Error() string {
 	var b strings.Builder
 	if p.File != "" {
@@ -78,7 +78,7 @@ func (p Problem) Error() string {
 	return b.String()
 }
 
-// FileName returns a file's name for messages; "-" is standard input.
+// FileName returns the name of a file for messages: "-" becomes "standard input".
 func FileName(name string) string {
 	if name == "-" {
 		return "standard input"
@@ -86,8 +86,8 @@ func FileName(name string) string {
 	return name
 }
 
-// Problems are the problems of a document, sorted by position. As an error, they print one problem
-// per line.
+// Problems contains the problems of a document, sorted by position. As an error, it prints one
+// problem per line.
 type Problems []Problem
 
 func (ps Problems) Error() string {
@@ -111,7 +111,7 @@ func (ps *Problems) Add(path, format string, args ...any) {
 	*ps = append(*ps, NewProblem(path, format, args...))
 }
 
-// AddMissing appends a problem of a required field that is missing.
+// AddMissing appends a problem of a missing required field.
 func (ps *Problems) AddMissing(path, format string, args ...any) {
 	p := NewProblem(path, format, args...)
 	p.Missing = true
@@ -131,14 +131,14 @@ func (ps Problems) Sort() {
 	})
 }
 
-// First returns the first MaxProblems by position, and a problem that counts the omitted ones. more
-// is the number of problems that were counted but not kept.
+// First returns the first MaxProblems problems by position, and a problem that counts the others.
+// more is the number of problems that were only counted.
 func (ps Problems) First(file string, more int) Problems {
 	ps.Sort()
 	return ps.Cut(file, more)
 }
 
-// Cut is like First, for problems that are already sorted.
+// Cut is First for problems that are already sorted.
 func (ps Problems) Cut(file string, more int) Problems {
 	if len(ps) > MaxProblems {
 		more += len(ps) - MaxProblems

@@ -10,11 +10,11 @@ import (
 // Mask is printed instead of a Secret.
 const Mask = "***"
 
-// Secret is a string that is printed, logged and encoded as Mask. Only Reveal returns the string.
-// Two Secrets are equal (==) if their strings are.
+// Secret is a string that is printed, logged and encoded as Mask. Only Reveal returns it. Two
+// Secrets are equal (==) if their strings are.
 //
-// The string is in a unique.Handle, because package fmt does not call the methods of values in
-// unexported fields. It then prints only the address of the handle, not the string.
+// The string is in a unique.Handle: package fmt does not call methods of values in unexported
+// fields, but then it prints only the address of the handle.
 type Secret struct{ h unique.Handle[string] }
 
 // NewSecret returns a Secret with the value s.
@@ -46,7 +46,7 @@ func (s Secret) shown() string {
 func (s Secret) String() string   { return s.shown() }
 func (s Secret) GoString() string { return s.shown() }
 
-// Format prints the mask for every verb.
+// Format prints the mask, whatever the verb.
 func (s Secret) Format(f fmt.State, _ rune) { fmt.Fprint(f, s.shown()) }
 
 // LogValue returns the mask, for log handlers.

@@ -9,7 +9,7 @@ import (
 	"sync"
 )
 
-// Shorten truncates a text to at most 60 characters, for messages.
+// Shorten shortens a text to at most 60 characters, for messages.
 func Shorten(s string) string {
 	if r := []rune(s); len(r) > 60 {
 		return string(r[:57]) + "..."
@@ -52,10 +52,10 @@ func FieldNames(t reflect.Type) []string {
 	return names
 }
 
-var fieldsOf sync.Map // fields by reflect.Type
+var fieldsOf sync.Map // reflect.Type → fields
 
-// fields returns the exported fields of a struct, except apiVersion and kind. The fields of an
-// embedded struct take its place.
+// fields returns the exported fields of a struct, except apiVersion and kind. An embedded struct is
+// replaced by its fields.
 func fields(t reflect.Type) []reflect.StructField {
 	if known, ok := fieldsOf.Load(t); ok {
 		return known.([]reflect.StructField)
@@ -67,7 +67,7 @@ func fields(t reflect.Type) []reflect.StructField {
 		case !f.IsExported():
 		case f.Anonymous:
 			for _, in := range fields(f.Type) {
-				shadow, _ := t.FieldByName(in.Name) // an outer field of the same name hides it
+				shadow, _ := t.FieldByName(in.Name) // an outer field with the same name hides it
 				if n := FieldName(in); n != "apiVersion" && n != "kind" && len(shadow.Index) > 1 {
 					in.Index = append([]int{i}, in.Index...)
 					out = append(out, in)
@@ -81,7 +81,7 @@ func fields(t reflect.Type) []reflect.StructField {
 	return out
 }
 
-// meant returns the path that was probably meant by an unknown field in path, or "".
+// meant returns the path that an unknown field in path was probably meant to be, or "".
 func (d *Document) meant(name, path string, t reflect.Type) string {
 	if k := closest(name, FieldNames(t)); k != "" {
 		return Join(path, k)
@@ -92,8 +92,8 @@ func (d *Document) meant(name, path string, t reflect.Type) string {
 	return ""
 }
 
-// hint suggests what an unknown field may have meant: a similar name, or the paths at which a field
-// with this name exists.
+// hint returns what may have been meant by an unknown field: a similar name, or the paths of fields
+// with a similar name.
 func (d *Document) hint(name string, t reflect.Type) string {
 	if h := DidYouMean(name, FieldNames(t)); h != "" {
 		return h
@@ -108,7 +108,7 @@ func (d *Document) hint(name string, t reflect.Type) string {
 	return "; known here: " + strings.Join(names, ", ")
 }
 
-// placesOf returns the paths of at most three fields of t that have this name or a similar one.
+// placesOf returns the paths of up to three fields of t that have this name or a similar one.
 func placesOf(name string, t reflect.Type) []string {
 	var found []string
 	name = strings.ToLower(name)
@@ -120,10 +120,10 @@ func placesOf(name string, t reflect.Type) []string {
 	return found
 }
 
-// alias maps other projects' names of architectures to edgebake's.
+// alias maps names of architectures in other projects to those in edgebake.
 var alias = map[string]string{"x86_64": "amd64", "x86-64": "amd64", "x64": "amd64", "aarch64": "arm64", "armv8": "arm64"}
 
-// DidYouMean returns the end of a message, suggesting a similar known name, or "".
+// DidYouMean returns the end of a message that suggests a similar known name, or "".
 func DidYouMean(name string, known []string) string {
 	if k := closest(name, known); k != "" {
 		return fmt.Sprintf("; did you mean %q?", k)
@@ -131,7 +131,7 @@ func DidYouMean(name string, known []string) string {
 	return ""
 }
 
-// closest returns the known name most similar to an unknown one, or "".
+// closest returns the known name that is most similar to an unknown name, or "".
 func closest(name string, known []string) string {
 	if k := alias[strings.ToLower(name)]; slices.Contains(known, k) {
 		return k

@@ -14,14 +14,14 @@ import (
 )
 
 var (
-	// yamlError matches the syntax errors of package yaml.
+	// yamlError matches syntax errors of package yaml.
 	yamlError = regexp.MustCompile(`^yaml: (?:line (\d+): )?(?s:(.*))$`)
-	// unknownAnchor matches an error that quotes the text after a *. That text may be part of a
+	// unknownAnchor matches an error that quotes the text after a *, which may be a part of a
 	// passphrase.
 	unknownAnchor = regexp.MustCompile(`unknown anchor '.*' referenced`)
 )
 
-// yamlHints maps messages of package yaml to their usual cause.
+// yamlHints maps messages of package yaml to the usual cause.
 var yamlHints = map[string]string{
 	"did not find expected key":                                    blockHint,
 	"did not find expected '-' indicator":                          blockHint,
@@ -44,7 +44,7 @@ const (
 	flowHint  = "a [ or { is not closed, or a comma is missing"
 )
 
-// SyntaxProblem returns the Problem for an error of package yaml in data.
+// SyntaxProblem returns the Problem for an error of package yaml about data.
 func SyntaxProblem(file string, data []byte, err error) Problem {
 	p := Problem{File: file}
 	m := yamlError.FindStringSubmatch(err.Error())
@@ -65,23 +65,23 @@ func SyntaxProblem(file string, data []byte, err error) Problem {
 	default:
 		hint := yamlHints[words]
 		switch hint {
-		case blockHint: // the parser reports the line where the block begins
+		case blockHint: // the parser reports the line in which the block begins
 			p.Line = stoppedAt(data)
-		case flowHint: // the parser counts from 0 here
+		case flowHint: // the parser counts from 0 in this case
 			p.Line++
 		}
 		p.Msg = atMost(maxMsg, "not YAML: "+strings.TrimSuffix(words+": "+hint, ": "))
 	}
 	if len(data) > 0 {
-		p.Line = max(p.Line, 1) // the parser reports no line for an error in the first
+		p.Line = max(p.Line, 1) // the parser reports no line for an error in the first line
 	}
 	return p
 }
 
-// LineOf returns the line of an offset, counted from 1.
+// LineOf returns the line that contains an offset. The first line is 1.
 func LineOf(data []byte, offset int) int { return 1 + bytes.Count(data[:offset], []byte("\n")) }
 
-// InvalidUTF8 returns the offset of the first invalid UTF-8 in data, or
+// InvalidUTF8 returns the offset of the first invalid UTF-8 in data. If there is none, it returns
 // len(data).
 func InvalidUTF8(data []byte) int {
 	for i, r := range string(data) {
@@ -92,8 +92,7 @@ func InvalidUTF8(data []byte) int {
 	return len(data)
 }
 
-// stoppedAt returns the last line with content that the parser reads before it
-// fails.
+// stoppedAt returns the last line with content that the parser reads before it fails.
 func stoppedAt(data []byte) int {
 	r := &byLine{lines: bytes.SplitAfter(data, []byte("\n"))}
 	dec := yaml.NewDecoder(r)
@@ -113,7 +112,7 @@ func stoppedAt(data []byte) int {
 // byLine is a reader that returns at most one line per call.
 type byLine struct {
 	lines [][]byte
-	n     int // number of lines read, the last one possibly in part
+	n     int // number of lines that were read; the last one perhaps only in part
 	rest  []byte
 }
 

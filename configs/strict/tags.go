@@ -11,15 +11,15 @@ import (
 	"unicode"
 )
 
-// Field is a field of a document that Walk visits.
+// Field is a field of a document during a Walk.
 type Field struct {
 	reflect.StructField
 	Path  string
 	Value reflect.Value
 }
 
-// Walk calls visit for each field of the struct that v points to. A field that contains others is
-// visited before them.
+// Walk calls visit for each field of the struct that v points to. It visits a field before the
+// fields inside it.
 func Walk(v any, visit func(Field)) { walk(reflect.ValueOf(v), "", visit) }
 
 func walk(v reflect.Value, path string, visit func(Field)) {
@@ -39,8 +39,8 @@ func walk(v reflect.Value, path string, visit func(Field)) {
 	}
 }
 
-// FieldPaths lists the paths of the fields of T and of all structs in it, for
-// example "network.interfaces.name".
+// FieldPaths returns the paths of all fields of T, including those of nested structs, such as
+// "network.interfaces.name".
 func FieldPaths[T any]() []string {
 	var paths []string
 	walkTypes(reflect.TypeFor[T](), "", func(path string, _ reflect.StructField) {
@@ -49,13 +49,13 @@ func FieldPaths[T any]() []string {
 	return paths
 }
 
-// SchemaPath returns a path without the indices of lists.
+// SchemaPath returns a path without the indexes of lists.
 func SchemaPath(path string) string { return listIndex.ReplaceAllString(path, "") }
 
 var listIndex = regexp.MustCompile(`\[\d*\]`)
 
-// walkTypes calls visit for each field that Walk can visit in values of type t. In the paths, "[]"
-// stands for an index.
+// walkTypes calls visit for each field that Walk can visit in a value of type t. In the paths, "[]"
+// is a placeholder for an index.
 func walkTypes(t reflect.Type, path string, visit func(path string, f reflect.StructField)) {
 	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
 		if t.Kind() == reflect.Slice {
@@ -73,7 +73,7 @@ func walkTypes(t reflect.Type, path string, visit func(path string, f reflect.St
 	}
 }
 
-// Texts calls yield for the text of a field; if the field is a list of texts, for each item.
+// Texts calls yield for the text of a field or, if the field is a list of texts, for each item.
 func (f Field) Texts(yield func(path string, v reflect.Value)) {
 	switch v := f.Value; {
 	case v.Kind() == reflect.String || v.Type() == secretType:
@@ -94,7 +94,7 @@ func text(v reflect.Value) string {
 	return v.String()
 }
 
-// TagValues returns all values of key in the field's jsonschema tag.
+// TagValues returns all values of key in the tag jsonschema of a field.
 func TagValues(f reflect.StructField, key string) []string {
 	var vals []string
 	for part := range strings.SplitSeq(f.Tag.Get("jsonschema"), ",") {
@@ -110,7 +110,7 @@ func Required(f reflect.StructField) bool {
 	return !strings.Contains(f.Tag.Get("yaml"), "omitempty")
 }
 
-// ApplyDefaults sets every empty field that has a default in its tag.
+// ApplyDefaults sets each empty field that has a default in its tag.
 func ApplyDefaults(v any) {
 	Walk(v, func(f Field) {
 		def := TagValues(f.StructField, "default")
@@ -129,13 +129,13 @@ func ApplyDefaults(v any) {
 	})
 }
 
-// Checks maps the names in check tags to functions. A function returns what is wrong with a text,
-// worded to follow the name of its field, or "".
+// Checks maps names in check tags to functions. A function returns a message about an invalid text,
+// which follows the name of the field, or "".
 type Checks map[string]func(string) string
 
-// Check adds a problem for each field of v that violates its tags: a required field is empty, a
-// number is out of bounds, or a value is not allowed (enum), malformed (check), repeated (unique),
-// or set together with another one (oneof).
+// Check adds a problem for each field of v that violates its tags: it is required but empty; its
+// number is out of bounds; or its value is not allowed (enum), malformed (check), repeated
+// (unique), or set together with another field (oneof).
 func Check(v any, checks Checks, probs *Problems) {
 	checkOneOf(reflect.ValueOf(v).Elem(), "", probs)
 	Walk(v, func(f Field) {
@@ -157,7 +157,7 @@ func Check(v any, checks Checks, probs *Problems) {
 	})
 }
 
-// bounds returns the minimum and maximum of a number, if its tag has them.
+// bounds returns the minimum and the maximum of a number, if its tag contains them.
 func bounds(f reflect.StructField) (low, high int64, ok bool) {
 	least, most := TagValues(f, "minimum"), TagValues(f, "maximum")
 	if least == nil || most == nil {
@@ -195,7 +195,7 @@ func checkEnum(f Field, probs *Problems) {
 	})
 }
 
-// checkForm applies the tags check and unique of a field.
+// checkForm applies the tags check and unique to a field.
 func checkForm(f Field, checks Checks, probs *Problems) {
 	name, unique := f.Tag.Get("check"), f.Tag.Get("unique")
 	check := checks[name]
@@ -222,7 +222,7 @@ func checkForm(f Field, checks Checks, probs *Problems) {
 	if unique == "" || f.Value.Kind() != reflect.Slice || f.Value.Type().Elem().Kind() != reflect.Struct {
 		return
 	}
-	for i := range f.Value.Len() { // unique has the names of the fields that identify an item
+	for i := range f.Value.Len() { // unique lists the fields that identify an item
 		key, path := "", fmt.Sprintf("%s[%d]", f.Path, i)
 		for name := range strings.SplitSeq(unique, ",") {
 			in, ok := FieldByName(f.Value.Type().Elem(), name)
@@ -241,8 +241,8 @@ func checkForm(f Field, checks Checks, probs *Problems) {
 	}
 }
 
-// checkOneOf reports structs in which the number of set fields with the tag oneof is wrong. It must
-// be one; with oneof:"atmost" it may also be zero.
+// checkOneOf reports structs with a wrong number of set fields that have the tag oneof. Exactly one
+// must be set; with oneof:"atmost", none may be set.
 func checkOneOf(v reflect.Value, path string, probs *Problems) {
 	switch {
 	case v.Kind() == reflect.Pointer && !v.IsNil():
@@ -277,9 +277,9 @@ func checkOneOf(v reflect.Value, path string, probs *Problems) {
 	}
 }
 
-// CheckText reports control characters in texts that have no other problem. Texts are written to
-// files in which line breaks and blanks have a meaning. The tag text:"lines" exempts multi-line
-// texts, and text:"tabs" allows tabs.
+// CheckText reports control characters in texts that have no other problem, because texts are
+// written to files in which line breaks and blanks have a meaning. The tag text:"lines" allows line
+// breaks, and text:"tabs" allows tabs.
 func CheckText(v any, probs *Problems) {
 	known := map[string]bool{}
 	for _, p := range *probs {
@@ -301,7 +301,7 @@ func CheckText(v any, probs *Problems) {
 			}
 		}
 		f.Texts(func(path string, v reflect.Value) {
-			if v.Type() != secretType { // secrets have checks of their own
+			if v.Type() != secretType { // secrets have their own checks
 				check(path, v.String())
 			}
 		})

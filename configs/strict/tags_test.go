@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// TestTags violates each tag in a test document; each problem is reported once.
+// TestTags violates each tag in a test document. Each problem must be reported once.
 func TestTags(t *testing.T) {
 	type item struct {
 		Name string `yaml:"name"`

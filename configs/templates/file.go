@@ -9,13 +9,13 @@ import (
 	"text/template"
 )
 
-// maxRendered is the maximum size of a rendered template in bytes.
+// maxRendered is the largest accepted size of a rendered template, in bytes.
 const maxRendered = 16 << 20
 
 // unknownField matches text/template's error for an unknown field.
 var unknownField = regexp.MustCompile(`can't evaluate field (\w+) in type (?:\[\])?\*?configs\.(\w+)`)
 
-// File executes the text of a file that has template: true. data is the Image.
+// File renders the text of a file with template: true. data is the Image.
 func File(text string, data any) (string, error) {
 	t, err := template.New("").Option("missingkey=error").Parse(text)
 	if err != nil {
@@ -38,7 +38,7 @@ func templateError(err error) string {
 	return fmt.Sprintf("rendering the template: %s; the template's data is the Image, e.g. {{.Name}} or {{.Kubernetes.Version}}", why)
 }
 
-// bounded is a buffer with a maximum size.
+// bounded is a buffer with a limited size.
 type bounded struct {
 	bytes.Buffer
 	left int

@@ -1,5 +1,4 @@
-// Package templates executes the templates in documents: those of node names and of files in an
-// Image.
+// Package templates renders the templates in documents: of node names, and of files in an Image.
 package templates
 
 import (
@@ -14,12 +13,12 @@ import (
 	"github.com/edgebake/edgebake/configs/strict"
 )
 
-// NameFacts are the values that a node name template can use. Empty means that the machine has no
-// such value.
+// NameFacts contains the values for a template of a node name. A value that the machine does not
+// have is empty.
 type NameFacts struct{ Serial, MAC, UUID, Hostname string }
 
-// Each fact prints a mark if it is empty and used. So {{or .Serial .MAC}} works, but {{.Serial}} is
-// an error on a machine without a serial number.
+// An empty fact prints a mark if it is used. Therefore, {{or .Serial .MAC}} works on a machine
+// without a serial number, but {{.Serial}} is an error.
 type (
 	factSerial   string
 	factMAC      string
@@ -41,7 +40,8 @@ func (f factMAC) String() string      { return shownFact(string(f), "MAC address
 func (f factUUID) String() string     { return shownFact(string(f), "UUID") }
 func (f factHostname) String() string { return shownFact(string(f), "host name") }
 
-// MissingFactError means that a node name template uses a value which the machine does not have.
+// MissingFactError means that a template of a node name uses a value that the machine does not
+// have.
 type MissingFactError struct{ Template, What string }
 
 func (e *MissingFactError) Error() string {
@@ -51,8 +51,8 @@ func (e *MissingFactError) Error() string {
 // unknownFact matches text/template's error for an unknown field.
 var unknownFact = regexp.MustCompile(`can't evaluate field (\w+) in type struct`)
 
-// NodeName executes a node name template. It does not convert the result to lower case or validate
-// it.
+// NodeName renders a template of a node name. It neither converts the result to lower case nor
+// validates it.
 func NodeName(tmpl string, facts NameFacts) (string, error) {
 	t, err := template.New("nodeName").Parse(tmpl)
 	if err != nil {
@@ -67,7 +67,7 @@ func NodeName(tmpl string, facts NameFacts) (string, error) {
 		UUID     factUUID
 		Hostname factHostname
 	}{factSerial(facts.Serial), factMAC(facts.MAC), factUUID(facts.UUID), factHostname(facts.Hostname)}
-	w := &bounded{left: 1024} // a name is short, but printf in a template could generate pages
+	w := &bounded{left: 1024} // a name is short, but printf in a template could print pages
 	if err := t.Execute(w, data); err != nil {
 		if m := unknownFact.FindStringSubmatch(err.Error()); m != nil {
 			return "", fmt.Errorf("the template %q uses .%s; available are .Serial, .MAC, .UUID and .Hostname%s", tmpl, m[1], strict.DidYouMean("."+m[1], []string{".Serial", ".MAC", ".UUID", ".Hostname"}))
@@ -82,7 +82,7 @@ func NodeName(tmpl string, facts NameFacts) (string, error) {
 	return w.String(), nil
 }
 
-// loops reports whether a template could run forever. Only templates of text, values and conditions
+// loops reports whether a template may run forever. Only a template of texts, values and conditions
 // cannot.
 func loops(n parse.Node) bool {
 	list := func(l *parse.ListNode) bool { return l != nil && slices.ContainsFunc(l.Nodes, loops) }
@@ -99,7 +99,7 @@ func loops(n parse.Node) bool {
 	return true
 }
 
-// BadNodeName returns why a node name template is invalid, or "". It tries the template with
+// BadNodeName returns why a template of a node name is invalid, or "". It renders the template with
 // example values.
 func BadNodeName(tmpl string) string {
 	sample := NameFacts{Serial: "sn12345678", MAC: "525400123456", UUID: "6ba7b810-9dad-41d1-80b4-00c04fd430c8", Hostname: "host1"}

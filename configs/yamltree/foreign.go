@@ -10,21 +10,21 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Limits for untrusted documents. Package yaml has no limits: it compares every key of a mapping
-// with every other key, records an error for each equal pair, and its tree may need a hundred times
-// the memory of the text.
+// Limits for untrusted documents. Package yaml has no limits: it compares all keys of a mapping
+// with each other, records an error for each equal pair, and may need a hundred times as much
+// memory as the text.
 const (
-	maxKeys   = 10_000     // in one mapping
-	maxPairs  = 50_000_000 // pairs of keys in a mapping, summed over all mappings
-	maxValues = 500_000    // including those that come from aliases
-	maxMarks  = 250_000    // in the text of one document; see TooDense
-	maxFaults = 50         // maximum number of faults that are reported
+	maxKeys   = 10_000     // keys in a mapping
+	maxPairs  = 50_000_000 // pairs of keys in a mapping, added up over all mappings
+	maxValues = 500_000    // values, including those from aliases
+	maxMarks  = 250_000    // see TooDense
+	maxFaults = 50         // faults that are reported
 	maxShown  = 100        // characters of a key in a message
 )
 
 // Fault is a reason why a tree cannot be decoded, with its line.
 type Fault struct {
-	Line int // 0: unknown
+	Line int // 0 if unknown
 	Msg  string
 }
 
@@ -35,9 +35,9 @@ func (f Fault) Error() string {
 	return fmt.Sprintf("line %d: %s", f.Line, f.Msg)
 }
 
-// Check returns the reasons why an untrusted tree cannot be decoded at a bounded cost: repeated
-// keys, too many keys or values, or an alias of a node that contains the alias. The cost of Check
-// itself is linear in the size of the tree, even with aliases.
+// Check returns the reasons why an untrusted tree cannot be decoded at a limited cost: repeated
+// keys, too many keys or values, or an alias inside the node that it refers to. Check itself needs
+// linear time in the size of the tree, even with aliases.
 func Check(root *yaml.Node) []Fault {
 	c := checker{known: map[*yaml.Node]cost{}, within: map[*yaml.Node]bool{}}
 	all := c.visit(root)
@@ -60,8 +60,8 @@ func (c *cost) add(o cost) {
 
 type checker struct {
 	faults []Fault
-	known  map[*yaml.Node]cost // of nodes that aliases can refer to
-	within map[*yaml.Node]bool // nodes being visited
+	known  map[*yaml.Node]cost // costs of nodes that aliases may refer to
+	within map[*yaml.Node]bool // nodes that are being visited
 }
 
 func (c *checker) fault(line int, format string, args ...any) {
@@ -150,7 +150,7 @@ func Decode(n *yaml.Node, into any) error {
 	return err
 }
 
-// few joins the first of many errors on one line.
+// few joins the first errors on one line, and counts the others.
 func few(errs []string) string {
 	const most = 5
 	if more := len(errs) - most; more > 0 {
@@ -159,8 +159,7 @@ func few(errs []string) string {
 	return strings.Join(errs, "; ")
 }
 
-// Parse parses the first document of an untrusted text. For an empty text it
-// returns a zero node.
+// Parse parses the first document of an untrusted text. For an empty text, it returns a zero node.
 func Parse(text []byte) (*yaml.Node, error) {
 	if err := TooDense(text); err != nil {
 		return nil, err
@@ -172,7 +171,8 @@ func Parse(text []byte) (*yaml.Node, error) {
 	return doc, nil
 }
 
-// Unmarshal decodes the first document of an untrusted text. An empty text does not change into.
+// Unmarshal decodes the first document of an untrusted text. If the text is empty, into stays
+// unchanged.
 func Unmarshal(text []byte, into any) error {
 	doc, err := Parse(text)
 	if err != nil || doc.IsZero() {
@@ -181,12 +181,12 @@ func Unmarshal(text []byte, into any) error {
 	return Decode(doc, into)
 }
 
-// TooDense returns an error if parsing a text would create too many nodes. It counts the characters
-// that create nodes: a comma, a colon, a question mark, an opening bracket, and a dash before a
-// blank. Each of them creates at most three nodes.
+// TooDense returns an error if parsing a text would make too many nodes. It counts the characters
+// that make nodes: a comma, a colon, a question mark, an opening bracket, and a dash before a
+// blank. Each makes at most three nodes.
 func TooDense(text []byte) error { return DenserThan(text, maxMarks) }
 
-// DenserThan is like TooDense, with another limit.
+// DenserThan is TooDense with another limit.
 func DenserThan(text []byte, limit int) error {
 	marks, line, begin := 0, 1, true
 	for i, b := range text {
@@ -198,7 +198,7 @@ func DenserThan(text []byte, limit int) error {
 				marks++
 			}
 			if begin && bytes.HasPrefix(text[i:], []byte("---")) && blank(text, i+3) {
-				marks = 0 // the count starts again with each document
+				marks = 0 // each document is counted separately
 			}
 		case '\n':
 			line++

@@ -12,7 +12,7 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// within fails the test if work uses much more processor time than a linear algorithm would.
+// within fails the test if work needs far more processor time than a linear algorithm.
 func within(t *testing.T, what string, work func()) {
 	t.Helper()
 	if took := desk.Processor(t, work); took > 10*time.Second {
@@ -20,8 +20,8 @@ func within(t *testing.T, what string, work func()) {
 	}
 }
 
-// TestUnmarshalOthers checks that texts for which package yaml needs minutes and gigabytes are
-// rejected in linear time.
+// TestUnmarshalOthers checks that texts are rejected in linear time if package yaml would need
+// minutes and gigabytes for them.
 func TestUnmarshalOthers(t *testing.T) {
 	distinct := func(n int) string {
 		var b strings.Builder
@@ -83,8 +83,8 @@ func TestUnmarshal(t *testing.T) {
 	}
 }
 
-// TestTooDense checks that each document is counted separately, and dashes in words are not
-// counted.
+// TestTooDense checks that each document is counted separately, and that dashes inside words are
+// not counted.
 func TestTooDense(t *testing.T) {
 	object := "a: [b, c]\n- d\nwell-known: e-f\n"
 	if err := DenserThan([]byte(strings.Repeat("---\n"+object, 1000)), 6); err != nil {

@@ -8,8 +8,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// FuzzDecode reads arbitrary texts: decoding ends, a tree that kubectl would accept can be
-// encoded as JSON, and edited values are read back.
+// FuzzDecode reads any text. Decoding must end, a tree that kubectl would accept must have a JSON
+// form, and edited values must be read back.
 func FuzzDecode(f *testing.F) {
 	for _, text := range []string{
 		"a: 1\nb: [x, *c, &c {d: e}]\n", "a: &a [*a, *a]\n", "<<: {a: b}\na: c\n", "a: b\na: c\n", "? [a, b]\n: c\n", "{.nan: .inf, 2026-01-01: yes, 0x10: ~}\n",

@@ -7,15 +7,15 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// words11 are the words for true and false in YAML 1.1, which is the version that kubectl uses.
+// words11 contains the words for true and false in YAML 1.1, the version that kubectl uses.
 var words11 = map[string]bool{
 	"y": true, "Y": true, "yes": true, "Yes": true, "YES": true, "on": true, "On": true, "ON": true,
 	"n": false, "N": false, "no": false, "No": false, "NO": false, "off": false, "Off": false, "OFF": false,
 }
 
-// AsKubectl changes the types of the scalars in a tree to those that kubectl uses, which are the
-// types of JSON. A date is a string, yes and off are booleans, and every key is a string. It
-// returns the first scalar that JSON cannot represent (.inf, .nan, or a null key), or nil.
+// AsKubectl changes the types of the scalars in a tree to those in kubectl, which are the types of
+// JSON: a date is a string, yes and off are booleans, and every key is a string. It returns the
+// first scalar that JSON cannot represent (.inf, .nan or a null key), or nil.
 func AsKubectl(n *yaml.Node) (bad *yaml.Node) {
 	if n.Kind == yaml.ScalarNode {
 		return scalarAsKubectl(n)

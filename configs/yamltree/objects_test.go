@@ -8,7 +8,7 @@ import (
 	kubectl "sigs.k8s.io/yaml"
 )
 
-// TestAsKubectl compares AsKubectl with the library with which kubectl reads manifests.
+// TestAsKubectl compares AsKubectl with the library that kubectl uses to read manifests.
 func TestAsKubectl(t *testing.T) {
 	for _, text := range []string{
 		"3306: db/mysql:3306\n0x10: hex\n1.50: float\n9007199254740993: big\nTrue: t\nno: o\n\"1\": text\n2024-01-02: date\n",
@@ -53,8 +53,7 @@ func TestAsKubectl(t *testing.T) {
 	}
 }
 
-// TestResolve compares merge keys and aliases with the library with which kubectl
-// reads manifests.
+// TestResolve compares merge keys and aliases with the library that kubectl uses to read manifests.
 func TestResolve(t *testing.T) {
 	for _, text := range []string{
 		"a: &a {x: 1, w: {z: 2}}\nb: {<<: *a, x: 3}\nc: {x: 4, <<: *a}\nd: *a\n",

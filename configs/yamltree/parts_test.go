@@ -8,8 +8,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// TestEncodingInParts checks that a list that is encoded in parts has the same bytes as one that is
-// encoded at once.
+// TestEncodingInParts checks that encoding a list in parts gives the same bytes as encoding it at
+// once.
 func TestEncodingInParts(t *testing.T) {
 	for _, n := range []int{1, itemsAtOnce - 1, itemsAtOnce, itemsAtOnce + 1, 3*itemsAtOnce + 7} {
 		list := List()

@@ -1,5 +1,5 @@
-// Package yamltree reads YAML documents and edits them in place. Comments, order and positions are
-// kept.
+// Package yamltree reads YAML documents and edits them in place. It keeps comments, order and
+// positions.
 package yamltree
 
 import (
@@ -13,7 +13,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Deref returns the target of an alias, and any other node itself.
+// Deref returns the node that an alias refers to. It returns any other node itself.
 func Deref(n *yaml.Node) *yaml.Node {
 	for n != nil && n.Kind == yaml.AliasNode {
 		n = n.Alias
@@ -21,8 +21,8 @@ func Deref(n *yaml.Node) *yaml.Node {
 	return n
 }
 
-// Index returns the index of a key in the Content of a mapping, or -1. The key's value is at the
-// next index.
+// Index returns the index of a key in the Content of a mapping, or -1. The value has the next
+// index.
 func Index(m *yaml.Node, key string) int {
 	if m == nil || m.Kind != yaml.MappingNode {
 		return -1
@@ -35,8 +35,8 @@ func Index(m *yaml.Node, key string) int {
 	return -1
 }
 
-// Value returns the value of a key in a mapping, which may be an alias. It returns nil if the key
-// is missing.
+// Value returns the value of a key in a mapping, or nil if the key is missing. The value may be an
+// alias.
 func Value(m *yaml.Node, key string) *yaml.Node {
 	if i := Index(m, key); i >= 0 {
 		return m.Content[i+1]
@@ -44,8 +44,7 @@ func Value(m *yaml.Node, key string) *yaml.Node {
 	return nil
 }
 
-// Get returns the value of a key in a mapping, with aliases resolved. It returns nil if the key is
-// missing.
+// Get returns the value of a key in a mapping, or nil if the key is missing. It resolves aliases.
 func Get(m *yaml.Node, key string) *yaml.Node { return Deref(Value(Deref(m), key)) }
 
 // Text returns the text of a scalar, or "" for other nodes.
@@ -56,7 +55,7 @@ func Text(n *yaml.Node) string {
 	return n.Value
 }
 
-// Set sets the value of a key in a mapping; a new key is appended.
+// Set sets the value of a key in a mapping. It appends a new key.
 func Set(m *yaml.Node, key string, value *yaml.Node) {
 	if i := Index(m, key); i >= 0 {
 		m.Content[i+1] = value
@@ -66,7 +65,7 @@ func Set(m *yaml.Node, key string, value *yaml.Node) {
 }
 
 // Child returns the value of a key in a mapping. If the key is missing, or its value is of another
-// kind, such as null, Child creates a value of this kind.
+// kind, such as null, Child makes a value of this kind.
 func Child(m *yaml.Node, key string, kind yaml.Kind) *yaml.Node {
 	n := Value(m, key)
 	if n == nil {
@@ -85,7 +84,7 @@ func Remove(m *yaml.Node, key string) {
 	}
 }
 
-// String returns a node for a text. Encoding quotes the text if it would be parsed as another type.
+// String returns a node for a text. The encoder quotes it if it would be parsed as another type.
 func String(s string) *yaml.Node {
 	return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: s}
 }
@@ -109,9 +108,9 @@ func Clone(n *yaml.Node) *yaml.Node {
 	return clone(n)
 }
 
-// Resolve returns a copy of a tree, with the lines of the original, in which aliases and merge keys
-// (<<) are replaced by their values. As in kubectl, a later entry of a mapping replaces an earlier
-// one, even if the later one is a merge. The tree must have passed Check.
+// Resolve returns a copy of a tree in which aliases and merge keys (<<) are replaced by their
+// values. The copy keeps the lines. As in kubectl, a later entry of a mapping replaces an earlier
+// one, even if the later one comes from a merge. The tree must have passed Check.
 func Resolve(n *yaml.Node) *yaml.Node {
 	done := map[*yaml.Node]*yaml.Node{}
 	var resolve func(n *yaml.Node) *yaml.Node
@@ -147,7 +146,7 @@ func Resolve(n *yaml.Node) *yaml.Node {
 	return resolve(n)
 }
 
-// put is like Set, but takes a key node, whose position is kept.
+// put is Set for a key that is a node, whose position is kept.
 func put(m, key, value *yaml.Node) {
 	if i := Index(m, key.Value); i >= 0 {
 		m.Content[i+1] = value
@@ -156,15 +155,15 @@ func put(m, key, value *yaml.Node) {
 	m.Content = append(m.Content, key, value)
 }
 
-// IsNull reports whether a node has no value.
+// IsNull reports whether a node is null.
 func IsNull(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null" }
 
-// Plain returns a scalar with a tag.
+// Plain returns a scalar with this tag.
 func Plain(value, tag string) *yaml.Node {
 	return &yaml.Node{Kind: yaml.ScalarNode, Tag: tag, Value: value}
 }
 
-// Quoted returns a node for a text that is always encoded in quotes.
+// Quoted returns a node for a text that the encoder always quotes.
 func Quoted(s string) *yaml.Node {
 	return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: s, Style: yaml.DoubleQuotedStyle}
 }
@@ -183,7 +182,7 @@ func List(items ...*yaml.Node) *yaml.Node {
 	return &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq", Content: items}
 }
 
-// Encode encodes documents as YAML with an indentation of 2.
+// Encode encodes documents as YAML, indented by two blanks.
 func Encode(docs ...*yaml.Node) ([]byte, error) {
 	var b bytes.Buffer
 	enc := yaml.NewEncoder(&b)
@@ -197,8 +196,7 @@ func Encode(docs ...*yaml.Node) ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// Entries yields the keys and values of a mapping in order, with aliases
-// resolved.
+// Entries yields the keys and values of a mapping in order. It resolves aliases.
 func Entries(m *yaml.Node) func(func(string, *yaml.Node) bool) {
 	return func(yield func(string, *yaml.Node) bool) {
 		for i := 0; i+1 < len(m.Content); i += 2 {
@@ -209,7 +207,7 @@ func Entries(m *yaml.Node) func(func(string, *yaml.Node) bool) {
 	}
 }
 
-// Without returns a copy of a mapping without some keys.
+// Without returns a copy of a mapping without these keys.
 func Without(m *yaml.Node, names ...string) *yaml.Node {
 	out := Mapping()
 	for k, v := range Entries(m) {
@@ -223,7 +221,7 @@ func Without(m *yaml.Node, names ...string) *yaml.Node {
 // plainKey matches keys that need no quotes.
 var plainKey = regexp.MustCompile(`^[A-Za-z]{2,}$`)
 
-// Clean returns a copy of a tree without comments, aliases and styles, and with sorted keys.
+// Clean returns a copy of a tree with sorted keys, and without comments, aliases and styles.
 func Clean(n *yaml.Node) *yaml.Node {
 	n = Deref(n)
 	out := &yaml.Node{Kind: n.Kind, Tag: n.ShortTag(), Value: n.Value}
@@ -255,7 +253,7 @@ func At(n *yaml.Node, path string) *yaml.Node {
 	return n
 }
 
-// SetAt sets the field at path below m. It creates missing mappings on the path.
+// SetAt sets the field at path below m. It makes missing mappings.
 func SetAt(m, value *yaml.Node, path ...string) {
 	for _, key := range path[:len(path)-1] {
 		n := Get(m, key)
@@ -274,7 +272,7 @@ func SetAt(m, value *yaml.Node, path ...string) {
 	Set(m, path[len(path)-1], value)
 }
 
-// ListAt returns the list at path below m. It creates the list if it is missing.
+// ListAt returns the list at path below m. It makes a missing list.
 func ListAt(m *yaml.Node, path ...string) *yaml.Node {
 	name := strings.Join(path, ".")
 	if list := At(m, name); list != nil && list.Kind == yaml.SequenceNode {
@@ -293,9 +291,9 @@ func True(n *yaml.Node) bool {
 // itemsAtOnce is the number of items that EncodeWithList encodes together.
 const itemsAtOnce = 100
 
-// EncodeWithList encodes a mapping followed by one more field, a list whose items are converted by
-// form. The list is encoded in parts, because package yaml's encoder keeps 200 bytes for each of
-// its events.
+// EncodeWithList encodes a mapping that is followed by one more field: a list, whose items form
+// converts. It encodes the list in parts, because the encoder of package yaml keeps 200 bytes for
+// each of its events.
 func EncodeWithList(m *yaml.Node, key string, items []*yaml.Node, form func(*yaml.Node) *yaml.Node) ([]byte, error) {
 	out, err := Encode(m)
 	for i := 0; i < len(items) && err == nil; i += itemsAtOnce {

@@ -15,7 +15,7 @@ func TestTree(t *testing.T) {
 	if Value(m, "b").Kind != yaml.AliasNode || Text(Get(Get(m, "b"), "k")) != "v" || Get(Value(m, "b"), "k") == nil {
 		t.Error("an alias is not followed")
 	}
-	// A list and nil have no fields.
+	// A list has no fields, and neither has nil.
 	if Get(m, "none") != nil || Get(nil, "a") != nil || Get(Get(m, "list"), "b") != nil || Text(m) != "" || Text(nil) != "" {
 		t.Error("Get found a missing key")
 	}
