@@ -424,8 +424,8 @@ func (i *Image) MissingImages() []string {
 	return i.lackedImages(append(always, optional...))
 }
 
-// lackedImages returns the wanted images that i.Images does not contain in any registry. The tags
-// of etcd and CoreDNS may be any, because kubeadm can be given them. Those of Kubernetes' own
+// lackedImages returns the wanted images that i.Images does not contain in any registry. etcd and
+// CoreDNS may have any tag, because it can be passed to kubeadm. The tags of Kubernetes' own
 // components must match.
 func (i *Image) lackedImages(wanted []kubeadm.Image) (missing []string) {
 	for _, want := range wanted {

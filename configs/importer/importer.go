@@ -483,8 +483,8 @@ func (im *importer) row(line int, row []string) {
 }
 
 var (
-	// noValueSure matches the texts that spreadsheets show for a formula without a value. noValue
-	// also matches similar texts.
+	// noValue matches texts like those that spreadsheets show for a formula without a value.
+	// noValueSure matches only the actual ones.
 	noValue     = regexp.MustCompile(`^(#(N/A|NAME\?|[A-Z0-9/_]+!)|Err:\d+)$`)
 	noValueSure = regexp.MustCompile(`^(#(N/A|NAME\?|(NULL|DIV/0|VALUE|REF|NUM|SPILL|CALC|FIELD|ERROR)!)|Err:\d{3})$`)
 	// quotedText matches ="007", a formula that keeps the leading zeros of a number.

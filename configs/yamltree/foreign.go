@@ -17,7 +17,7 @@ const (
 	maxKeys   = 10_000     // keys in a mapping
 	maxPairs  = 50_000_000 // pairs of keys in a mapping, added up over all mappings
 	maxValues = 500_000    // values, including those from aliases
-	maxMarks  = 250_000    // see TooDense
+	maxMarks  = 250_000    // marks in the text of a document, as TooDense counts them
 	maxFaults = 50         // faults that are reported
 	maxShown  = 100        // characters of a key in a message
 )
