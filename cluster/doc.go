@@ -3,7 +3,7 @@
 // program that runs on a node imports it.
 //
 // Invariants:
-//   - Before anything is written, the rights for all of it are checked, and all missing ones
-//     are listed by verb and resource.
+//   - Before the first write, the rights for all writes are checked. The error lists all missing
+//     rights by verb and resource.
 //   - An error names the object and the fix, never a secret.
 package cluster

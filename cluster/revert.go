@@ -94,8 +94,8 @@ func (c *Client) Revert(ctx context.Context) ([]Reverted, error) {
 	return plan, err
 }
 
-// restore restores one object. If somebody else has changed the object, it stays unchanged and kept
-// is the reason.
+// restore restores one object. If somebody else has changed it, restore leaves it unchanged and
+// returns the reason in kept.
 func (c *Client) restore(ctx context.Context, p *Change) (kept string, err error) {
 	obj, err := c.get(ctx, p.Resource, p.Namespace, p.Name)
 	if err != nil {

@@ -163,8 +163,8 @@ type Rollout struct {
 	// Rings select the nodes; empty: all workers. Control-plane nodes that a ring selects are
 	// updated last, one at a time, and only until one fails.
 	Rings []Ring
-	// Parallel limits the nodes that fetch or restart at the same time. Budget limits the nodes
-	// that are restarting or have failed.
+	// Parallel limits the number of nodes that fetch or restart at the same time, Budget the number
+	// of nodes that are restarting or have failed.
 	Parallel, Budget Share
 	// Soak is the time that a ring's nodes must stay Ready before the next ring begins.
 	Soak time.Duration
@@ -274,8 +274,8 @@ func (r *Rollout) selectNodes(all []*updateNode) [][]*updateNode {
 	return out
 }
 
-// admit returns all reasons to reject a rollout. server is the version of the API server; all are
-// all nodes of the cluster.
+// admit returns all reasons to reject a rollout. server is the version of the API server, and all
+// has all nodes of the cluster.
 func (r *Rollout) admit(all []*updateNode, server string) error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }

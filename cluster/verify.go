@@ -313,7 +313,8 @@ func containerArgs(obj map[string]any, path ...string) []string {
 }
 
 // runs reports whether the argument --controllers enables a controller. As in Kubernetes, the
-// controller's name takes precedence over the name with "-" before it, and that over "*".
+// controller's name takes precedence over the name with "-" before it, which takes precedence over
+// "*".
 func runs(args []string, controller string) bool {
 	list := []string{"*"}
 	for i, a := range args {

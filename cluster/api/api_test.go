@@ -493,9 +493,9 @@ func TestTokenIsNotShownToANeighbourOfThePinnedCA(t *testing.T) {
 	}
 }
 
-// TestNeighbourOfThePinnedCA checks a signed cluster-info with an unpinned CA next to the pinned
-// one, which anyone with a token can sign: that CA's API servers are rejected, and Discover omits
-// the CA.
+// TestNeighbourOfThePinnedCA checks a signed cluster-info that lists an unpinned CA next to the
+// pinned one; anyone with a token can sign it. API servers of the unpinned CA must be rejected, and
+// Discover must not return that CA.
 func TestNeighbourOfThePinnedCA(t *testing.T) {
 	ca, evil := newAuthority(t), newAuthority(t)
 	for _, bundle := range [][]byte{slices.Concat(ca.pem, evil.pem), slices.Concat(evil.pem, ca.pem)} {
@@ -675,8 +675,8 @@ func FuzzJWS(f *testing.F) {
 		if verifyJWS(sig, payload, "abcdef", secret) != nil {
 			return
 		}
-		// Only the HMAC of exactly this header and payload passes. The header may be any that names
-		// the algorithm and the key.
+		// A signature passes only if it is the HMAC of this header and payload. Any header may be
+		// used that names the algorithm and the key.
 		h, _, _ := strings.Cut(sig, ".")
 		mac := hmac.New(sha256.New, []byte(secret))
 		mac.Write([]byte(h + "." + base64.RawURLEncoding.EncodeToString([]byte(payload))))

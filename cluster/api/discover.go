@@ -103,8 +103,8 @@ func (f *Found) Client(d Discovery) *Client {
 const stagger = time.Second
 
 // Discover asks the API servers in random order, the next one after stagger or an error. It returns
-// the first that is verified to belong to the pinned cluster. If none is, the error has the reason
-// for each.
+// the first that is verified to belong to the pinned cluster. If there is none, the error has the
+// reason for each API server.
 func Discover(ctx context.Context, d Discovery) (*Found, error) {
 	id, secret, err := SplitToken(d.Token)
 	if err != nil {
@@ -424,7 +424,8 @@ func (c *Client) ServiceUID(ctx context.Context) (string, error) {
 }
 
 // ServerName connects to master, verifies it, and returns the first of names that its certificate
-// has, or ErrServerName. now is the clock for certificates; nil: this computer's.
+// has, or ErrServerName. now returns the time at which certificates are checked; nil: this
+// computer's clock.
 func ServerName(ctx context.Context, dial DialFunc, now func() time.Time, master string, ca []byte, names []string) (string, error) {
 	conn, name, err := connect(ctx, dial, now, master, ca, names)
 	if err != nil {
@@ -557,9 +558,9 @@ type EarlyError struct {
 func (e *EarlyError) Error() string { return e.err.Error() }
 func (e *EarlyError) Unwrap() error { return e.err }
 
-// begins returns when a chain becomes valid if its only fault is that this is in the future. Only
-// self-signed CAs count: a pin covers only the key, so anyone could make a CA with it and other
-// dates.
+// begins returns the time at which a chain becomes valid, if the chain's only fault is that this
+// time is in the future. Only self-signed CAs count: a pin covers only the key, so anyone could
+// make a CA certificate for that key with other dates.
 func begins(leaf *x509.Certificate, ca []byte, opts x509.VerifyOptions) (time.Time, bool) {
 	moments := []time.Time{leaf.NotBefore}
 	roots, err := ParseCerts(ca)

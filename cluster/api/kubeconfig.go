@@ -66,8 +66,8 @@ type Context struct {
 	Namespace string `yaml:"namespace,omitempty"`
 }
 
-// maxKubeconfig limits the size of a kubeconfig in bytes. It allows several CAs, and protects the
-// parser, because cluster-info may come from an unverified server.
+// maxKubeconfig limits the size of a kubeconfig in bytes. It is enough for several CAs. The limit
+// protects the parser from a cluster-info of an unverified server.
 const maxKubeconfig = 128 << 10
 
 // ParseKubeconfig parses a kubeconfig, which must have a cluster.

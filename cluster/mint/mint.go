@@ -132,7 +132,7 @@ type Options struct {
 type Change struct {
 	Record *Record
 	// Minted is set if the directory was made. Otherwise Added and Removed list the nodes whose
-	// tokens were, and Updated is set if the document or its manifests changed.
+	// tokens were made or removed, and Updated is set if the document or its manifests changed.
 	Minted         bool
 	Added, Removed []string
 	Updated        bool

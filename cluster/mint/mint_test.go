@@ -87,8 +87,8 @@ func same(a, b map[string]string) bool {
 	return true
 }
 
-// TestNewAgain checks that the same command again changes nothing, and that permitted changes of
-// the document are applied.
+// TestNewAgain checks that repeating the command changes nothing, and that permitted changes of the
+// document are applied.
 func TestNewAgain(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "deep", "shops")
 	first := mustNew(t, dir, document)
@@ -344,8 +344,8 @@ func TestMintedInTheFuture(t *testing.T) {
 	}
 }
 
-// TestEncrypted checks that an encrypted directory contains no secret in clear text, and Sites can
-// be written only with the key.
+// TestEncrypted checks that an encrypted directory contains no secret in clear text, and that Sites
+// can be written only with the key.
 func TestEncrypted(t *testing.T) {
 	id, err := age.GenerateX25519Identity()
 	if err != nil {

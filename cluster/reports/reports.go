@@ -237,8 +237,8 @@ func encodeReport(r Report) ([]byte, error) {
 }
 
 // room frees space for a report. It removes reports of machines that were never Ready or have been
-// silent for long, oldest first. A report to its own URL also displaces any report to the common
-// one.
+// silent for long, oldest first. A report to a machine's own URL may also displace any report to
+// the common URL.
 func (s *Store) room(r Report) error {
 	before, known := s.all[r.State.Node]
 	weak := func(o Report) bool { return !o.Ready || r.Received.Sub(o.Received) > expiry }
@@ -292,8 +292,8 @@ func (s *Store) commonRoom(r Report, known bool, weak func(Report) bool) error {
 	return nil
 }
 
-// evict removes and returns the oldest report for which the function which returns true, but keeps
-// that of the machine but. It returns nil if there is none.
+// evict removes and returns the oldest report that the function which selects, except the report of
+// the machine but. It returns nil if there is none.
 func (s *Store) evict(but string, which func(Report) bool) *Report {
 	oldest := ""
 	for name, o := range s.all {

@@ -85,8 +85,8 @@ func printErrors(w io.Writer, err error) {
 	}
 }
 
-// interrupted describes the state after an interrupt. Some commands undo their work; of the others,
-// err describes the completed part.
+// interrupted describes the state after an interrupt. Some commands undo their work; for the
+// others, err describes the part that is complete.
 func interrupted(c *cobra.Command, err error) string {
 	if kept := (*builder.LeftoverError)(nil); errors.As(err, &kept) {
 		return "interrupted; this was left behind: " + kept.Error()

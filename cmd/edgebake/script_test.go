@@ -184,7 +184,7 @@ func checkSigned(ts *testscript.TestScript, _ bool, args []string) {
 }
 
 // elTorito finds the EFI system partition of an ISO image as firmware finds it on a CD. El Torito
-// has no size, so the partition extends to the end of the volume, which must contain all of it.
+// records no size, so the partition extends to the end of the volume, which must contain all of it.
 func elTorito(ts *testscript.TestScript, _ bool, args []string) {
 	f, err := os.Open(ts.MkAbs(args[0]))
 	ts.Check(err)

@@ -208,8 +208,8 @@ func bootSpread(config string) time.Duration {
 	return bootDelay(time.Since(st.ModTime()), up, most, rand.Float64())
 }
 
-// bootDelay returns the fraction r of most, or 0 if this is no boot. It also returns 0 if the
-// configuration is newer than the boot, because first boot wrote it after its own delay.
+// bootDelay returns the fraction r of most, or 0 if the machine is not booting. It also returns 0
+// if the configuration is newer than the boot, because first boot wrote it after its own delay.
 func bootDelay(configAge, up, most time.Duration, r float64) time.Duration {
 	if up > bootTime || configAge < up {
 		return 0

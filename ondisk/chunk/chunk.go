@@ -148,8 +148,8 @@ func zeros(b []byte) (n int) {
 }
 
 // Cut divides size bytes into chunks, and calls emit for each chunk in order. emit gets the
-// content, valid until it returns, or for a hole nil and the size. read fills b with the bytes at
-// off; if it returns zero, all these bytes are zeros and b is undefined.
+// content, which is valid until emit returns; for a hole it gets nil and the size. read fills b
+// with the bytes at off; if it returns zero, all these bytes are zeros and b is undefined.
 func Cut(size int64, read func(b []byte, off int64) (zero bool, err error), emit func(b []byte, n int) error) error {
 	const room = 2 * MaxSize // more than the number of bytes that next leaves unused
 	buf := make([]byte, room+HoleSize)

@@ -18,8 +18,8 @@ const (
 	// bytesPerInode is mke2fs's ratio. It also holds after growing, because groups that are added
 	// later have as many inodes as the first ones.
 	bytesPerInode = 16384
-	// minGroup is the minimum number of blocks of the last group, in addition to its metadata. Like
-	// mke2fs, a smaller rest of the device is left unused.
+	// minGroup is the minimum number of blocks of the last group, in addition to its metadata. A
+	// smaller rest of the device stays unused, as in mke2fs.
 	minGroup = 50
 
 	maxGrowTo = 4 << 40

@@ -2,8 +2,9 @@ package ext4
 
 import "math/bits"
 
-// nameHash returns the half-MD4 hash that orders a directory index ("Hash Tree Directories"), of
-// names as unsigned bytes. The lowest bit is 0; index entries use it for equal hashes.
+// nameHash returns the half-MD4 hash by which a directory index is ordered ("Hash Tree
+// Directories"). It treats names as unsigned bytes. The lowest bit is 0; in an index entry, a 1
+// means that the previous block has names of the same hash.
 func nameHash(seed [16]byte, name string) uint32 {
 	var state [4]uint32
 	for i := range state {

@@ -570,8 +570,8 @@ func indexChecksumOK(b []byte, seed uint32, logical int64) bool {
 	return c == le.Uint32(b[tail+4:])
 }
 
-// Walk calls f for every path, parents before children, sorted by name, until f returns an error,
-// which it returns. Contents refer to blobs of the Reader itself. Hard links share their Inode.
+// Walk calls f for every path, parents before children, sorted by name. If f returns an error, Walk
+// stops and returns it. Contents refer to blobs of the Reader itself. Hard links share their Inode.
 func (r *Reader) Walk(f func(tree.Node) error) error { return r.WalkBelow(".", f) }
 
 // WalkBelow is like Walk, but visits only one path and everything below it.

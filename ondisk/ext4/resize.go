@@ -1,9 +1,10 @@
 package ext4
 
 // The resize inode owns the blocks reserved after the group descriptors and their copies. With
-// them, a mounted file system can get more descriptors ("Layout", reserved GDT blocks). Its double
-// indirect block points to the reserved blocks of group 0, and each of these to the corresponding
-// blocks in the groups that have a copy. If nothing is reserved, there is no resize inode.
+// them, a mounted file system can get more descriptors ("Layout", reserved GDT blocks). The inode's
+// double indirect block points to the reserved blocks of group 0, and each of these to the
+// corresponding blocks in the groups that have a copy. If nothing is reserved, there is no resize
+// inode.
 
 const pointersPerBlock = blockSize / 4
 

@@ -11,7 +11,7 @@ type Names struct {
 	// Short is the 8.3 name in capitals.
 	Short string
 	// Odd is the reason why the reader ignores the entry, or why other readers may interpret it
-	// differently, or "".
+	// differently. It is "" if there is no such reason.
 	Odd string
 }
 

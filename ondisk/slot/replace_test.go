@@ -193,8 +193,8 @@ func TestRewrite(t *testing.T) {
 	}
 }
 
-// TestDirectoriesAreNotWrittenOver checks that a directory without files also counts as use of the
-// second half.
+// TestDirectoriesAreNotWrittenOver checks that the second half counts as in use if it has a
+// directory, even without files.
 func TestDirectoriesAreNotWrittenOver(t *testing.T) {
 	img := slotOf(t, "files/etc/empty", "")
 	if !secondHalfIsFree(&cutOff{img, 1 << 30}) {

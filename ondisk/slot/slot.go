@@ -749,8 +749,8 @@ type coherent interface {
 	Coherent() bool
 }
 
-// writeZeros writes zeros from offset from to offset to, in small blocks because machines have
-// little memory.
+// writeZeros writes zeros to the bytes [from, to), in small blocks because machines have little
+// memory.
 func writeZeros(f io.WriterAt, from, to int) error {
 	zeros := make([]byte, max(0, min(128<<10, to-from)))
 	var there []byte

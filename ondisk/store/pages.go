@@ -9,7 +9,7 @@ import (
 )
 
 // bbolt maps its file into memory and trusts the contents, which a power cut may damage. A wrong
-// page number causes a fault that recover does not catch, and a page that refers to itself an
+// page number causes a fault that recover does not catch. A page that refers to itself causes an
 // endless loop. Opening for writing may panic in another goroutine.
 //
 // Therefore this package reads databases itself and checks each page. Only databases that passed

@@ -160,8 +160,8 @@ func (s *State) Sort() {
 	slices.SortFunc(s.Snapshots, func(a, b Snapshot) int { return cmp.Compare(a.ID, b.ID) })
 }
 
-// Lacks returns the records of other that s lacks: blobs, snapshots, and images, also those that s
-// has with another digest or other labels.
+// Lacks returns the records of other that s lacks: blobs, snapshots, and images, including images
+// that s has with another digest or other labels.
 func (s *State) Lacks(other *State) *State {
 	images, blobs, snapshots := map[string]Image{}, map[string]bool{}, map[string]bool{}
 	for _, i := range s.Images {

@@ -22,8 +22,8 @@ const StoreRoot = "lib/containerd"
 // ErrArchives means that the image has its container images as archives, not unpacked.
 var ErrArchives = errors.New("the container images are archives, which an update cannot use: build the image without imageStore.mode: import")
 
-// Lacks returns the references of the container images in next that a machine with the system now
-// does not have.
+// Lacks returns the references of those container images in next that are missing in now, the
+// system that the machine runs.
 func Lacks(now, next ondisk.ImageInfo) (refs []string) {
 	for _, i := range next.Images {
 		if !slices.ContainsFunc(now.Images, func(x ondisk.ImageRef) bool { return x.Ref == i.Ref && x.Digest == i.Digest }) {

@@ -110,8 +110,8 @@ func TestFullDatabase(t *testing.T) {
 	if f := keep((lead + 1) % 3); f.Healthy || len(f.Done) > 0 || !strings.Contains(said(f), "rejects writes") {
 		t.Errorf("not the leader: %+v", f)
 	}
-	// While a member is defragmented it does not answer, so another one may become the leader. In
-	// the test always the present leader's machine maintains etcd; real machines do it once a day.
+	// While a member is defragmented it does not answer, so another one may become the leader. So
+	// the test always uses the present leader's machine. Real machines maintain etcd once a day.
 	until(t, "the leader to make room", func() bool {
 		f := keep(leader())
 		return strings.Contains(said(f), "cleared etcd's alarm NOSPACE")

@@ -23,8 +23,8 @@ import (
 
 // TestCorrectedSite checks mistakes in a Site and their correction. A token that the cluster does
 // not know stops first boot, which prints the fix. The machine accepts a stick with another Site,
-// here with a wrong pin, and its report can be read from its disk. Stamped again, it joins. Given
-// an address without connection, it returns to the working one.
+// here with a wrong pin, and its report can be read from its disk. Stamped again, the machine
+// joins. If it then gets an address without connection, it returns to the working one.
 func TestCorrectedSite(t *testing.T) {
 	nightly(t)
 	w := newWorld(t, 1)

@@ -330,8 +330,8 @@ func (w *world) snapshotOn(disk string) string {
 	return file
 }
 
-// keysOn counts the cluster's private keys on a raw disk: each must occur times times, which is
-// once on a master (kubeadm's file) and never on a worker.
+// keysOn checks how often each of the cluster's private keys is on a raw disk. times is 1 for a
+// master, which has kubeadm's files, and 0 for a worker.
 func (w *world) keysOn(disk, minted string, times int) {
 	w.t.Helper()
 	for _, name := range []string{"ca.key", "etcd/ca.key", "front-proxy-ca.key", "sa.key"} {

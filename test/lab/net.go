@@ -51,8 +51,8 @@ func FreeLoopback() (Loopback, error) {
 	return Loopback{ports[0]}, nil
 }
 
-// FreePorts returns ports of 127.0.0.1 that are not in use. They are outside the range from which
-// the kernel assigns ports, if that leaves enough, so that they stay free.
+// FreePorts returns ports of 127.0.0.1 that are not in use. They stay free, because they are
+// outside the range from which the kernel assigns ports, unless that range leaves too few.
 func FreePorts(n int) ([]int, error) {
 	const first = 10000
 	var given, last int

@@ -296,7 +296,7 @@ func (a *Approver) decide(ctx context.Context, raw json.RawMessage, name string,
 
 // hubRequest reports whether a request is one of the two that yurt-manager approves for yurthub:
 // for its client certificate (only in token mode) or for its server certificate. As in yurt-manager
-// 1.7.0, the usages must be exactly these, and the organizations among these.
+// 1.7.0, the usages must be exactly those below, and no other organizations may occur.
 func hubRequest(request []byte, signer string, usages []string) (commonName string, ours bool) {
 	block, _ := pem.Decode(request)
 	if block == nil {

@@ -1,6 +1,6 @@
 // Command report runs `go test` with its arguments. It prints a line for each package, the output
-// of failed tests, and at the end the skipped tests and the ten slowest ones. In the end it kills
-// all processes that tests have left running, even after an interrupt.
+// of failed tests, and at the end the skipped tests and the ten slowest ones. Finally it kills all
+// processes that tests have left running, even after an interrupt.
 package main
 
 import (

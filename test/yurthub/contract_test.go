@@ -696,8 +696,8 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // protobufCSR returns the spec of a CertificateSigningRequest in Kubernetes' protobuf encoding:
-// four magic bytes, then an envelope whose field 2 is the object, whose field 2 is the spec, with
-// request 1, usages 5, signerName 7.
+// four magic bytes, then an envelope. Field 2 of the envelope is the object, and field 2 of the
+// object is the spec. The spec has the fields request (1), usages (5) and signerName (7).
 func protobufCSR(b []byte) (spec csrSpec, ok bool) {
 	b, ok = bytes.CutPrefix(b, []byte("k8s\x00"))
 	if !ok {

@@ -211,7 +211,7 @@ func (p *plainLines) Event(e builder.Event) {
 func (p *plainLines) Close() { p.stop() }
 
 // bars shows one line per step, which is redrawn in place. Warnings are printed above the bars, or
-// below them once they are not redrawn any more.
+// below them after Close.
 type bars struct {
 	w        io.Writer
 	p        *mpb.Progress

@@ -248,8 +248,8 @@ func (n *node) enrol(ctx context.Context, server string, ca []byte, token string
 	}
 }
 
-// startKubelet starts kubelet with its own credentials. If it has none yet, it gets some and sends
-// them to enrolled.
+// startKubelet starts kubelet with its credentials, own. If own is empty, kubelet requests
+// credentials and sends them to enrolled.
 func (n *node) startKubelet(server string, ca []byte, token string, own credentials) (enrolled <-chan credentials) {
 	ctx, stop := context.WithCancel(context.Background())
 	handed, ended := make(chan credentials, 1), make(chan struct{})

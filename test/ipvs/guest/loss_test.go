@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// during returns the duration of a test: short in CI, that in the environment variable key at
-// night.
+// during returns the duration of a test: that in the environment variable key, which nightly runs
+// set, or else short.
 func during(t *testing.T, key string, short time.Duration) time.Duration {
 	t.Helper()
 	if v := os.Getenv(key); v != "" {
@@ -22,7 +22,8 @@ func during(t *testing.T, key string, short time.Duration) time.Duration {
 	return short
 }
 
-// number returns a number of repetitions: few in CI, that in the environment variable key at night.
+// number returns a number of repetitions: that in the environment variable key, which nightly runs set, or
+// else few.
 func number(t *testing.T, key string, few int) int {
 	t.Helper()
 	if v := os.Getenv(key); v != "" {
