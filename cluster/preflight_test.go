@@ -329,7 +329,7 @@ func TestPreflightSeesWhatYurthubLacks(t *testing.T) {
 		if (k.State == CheckOK) != (tt.want == "") || !strings.Contains(k.Detail, tt.want) || (k.Fix == "") != (tt.want == "") {
 			t.Errorf("%s: %+v, want %q", name, k, tt.want)
 		}
-		// The state after Prepare.
+		// This is the state after Prepare.
 		for _, w := range hubObjects() {
 			obj, err := c.get(t.Context(), w.resource, "", w.name)
 			if err != nil {

@@ -29,7 +29,7 @@ func (n *recordedChange) changedOnlyByPrepare(is map[string]any) bool {
 	return reflect.DeepEqual(is, n.Before) || n.madeByPrepare(is)
 }
 
-// madeByPrepare reports whether Prepare wrote the state is.
+// madeByPrepare reports whether Prepare wrote this state of the object.
 func (n *recordedChange) madeByPrepare(is map[string]any) bool {
 	return is != nil && (reflect.DeepEqual(is, n.After) || reflect.DeepEqual(is, n.Earlier))
 }

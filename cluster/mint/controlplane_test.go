@@ -146,7 +146,7 @@ func TestMasterSites(t *testing.T) {
 		}
 	}
 
-	// After that period, no Site can bootstrap the cluster until --bootstrap permits it again.
+	// After BootstrapUntil, no Site can bootstrap the cluster until --bootstrap permits it again.
 	late := now().Add(200 * time.Hour)
 	if sites, err = ControlPlaneSites(dir, sealed.Identity{}, late); err != nil || sites[0].Site.ControlPlane.BootstrapUntil != "" {
 		t.Fatalf("%v, %+v", err, sites)

@@ -491,7 +491,7 @@ func TestRenewTokens(t *testing.T) {
 	if _, err := Sites(dir, sealed.Identity{}, late); err == nil || !strings.Contains(err.Error(), "--bootstrap TIME") {
 		t.Errorf("expired: %v", err)
 	}
-	// The state after a power cut before the record is written.
+	// This is the directory after a power cut before the record is written.
 	if err := os.WriteFile(filepath.Join(dir, tokenFile("a")), []byte("apiVersion: v1\nkind: Secret\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}

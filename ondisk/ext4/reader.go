@@ -353,7 +353,7 @@ type extentWalk struct {
 	out  []extent
 }
 
-// node reads a node of the tree, which has space for room entries, and everything below it.
+// node reads a node of the tree and everything below it. The node has space for room entries.
 func (w *extentWalk) node(b []byte, room, depth int) error {
 	n := int(le.Uint16(b[2:]))
 	below := room == nodeExtents // only the root may be empty

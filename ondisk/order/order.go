@@ -185,7 +185,7 @@ type Answer struct {
 	State  string `json:"state,omitempty"`
 	Step   string `json:"step,omitempty"`
 	Reason string `json:"reason,omitempty"`
-	// Fetched is the number of bytes, of Total, that have been fetched over the network.
+	// Fetched is how many of the Total bytes have been fetched over the network.
 	Fetched int64 `json:"fetched,omitempty"`
 	Total   int64 `json:"total,omitempty"`
 }

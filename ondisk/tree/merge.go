@@ -211,7 +211,7 @@ func (m *merger) mkdirAll(dir, layer string) {
 	}
 }
 
-// drop removes everything below dir, and dir itself if itself is set.
+// drop removes everything below dir. If itself is set, it also removes dir.
 func (m *merger) drop(dir string, itself bool) {
 	if m.children == nil {
 		m.children = map[string]map[string]bool{}

@@ -192,7 +192,7 @@ func (s *Server) Nodes() []string {
 	return slices.Sorted(slices.Values(out))
 }
 
-// Count returns the number of Nodes for which is returns true, all at the same moment.
+// Count returns the number of Nodes that the function is selects, all at the same moment.
 func (s *Server) Count(is func(node Object) bool) (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -215,7 +215,7 @@ func copyOf(o Object) (out Object) {
 	return out
 }
 
-// merged returns the value is after the merge patch.
+// merged applies a merge patch to a value and returns the result.
 func merged(is, patch any) any {
 	p, ok := patch.(Object)
 	if !ok {

@@ -22,7 +22,7 @@ type Recording struct {
 	undo      []old
 }
 
-// old is data that a write overwrote which the last cut kept by chance.
+// old is data from before a write. The last cut kept that write by chance.
 type old struct {
 	at   int64
 	data []byte

@@ -339,7 +339,7 @@ func TestEntriesExist(t *testing.T) {
 	}
 }
 
-// TestMatching tests the function matches, on which the tests above depend.
+// TestMatching checks the patterns that the tests above use.
 func TestMatching(t *testing.T) {
 	for _, c := range []struct {
 		pattern, name string

@@ -152,7 +152,7 @@ func drive(t *testing.T, bin, version string) string {
 	h.until("/v1/readyz", "200 OK")
 	say("ready with both: %s", h.health("/v1/readyz"))
 
-	// This is normal service.
+	// These are the responses while a server is healthy.
 	h.until2("kubelet/v1.36.3", "/api/v1/nodes/edge1", "200 edge1")
 	say("kubelet gets its node: %s", h.get("kubelet/v1.36.3", "/api/v1/nodes/edge1"))
 	say("kubelet lists its node: %s", h.get("kubelet/v1.36.3", "/api/v1/nodes?fieldSelector=metadata.name%3Dedge1&limit=500&resourceVersion=0"))
