@@ -21,32 +21,29 @@ type SiteControlPlane struct {
 	// ID is the ID of the cluster's keys, as in mint.json. Data of an etcd
 	// cluster with another ID is rejected.
 	ID string `yaml:"id" json:"id" check:"mintID"`
-	// Members are all control-plane nodes, including this one: the members of
-	// etcd.
+	// Members are all control-plane nodes, including this one. Each is a member of etcd.
 	Members []ControlPlaneMember `yaml:"members" json:"members" unique:"name"`
-	// BootstrapUntil is the time (RFC 3339) until which the cluster may be
-	// initialized: etcd starts empty once every member was seen without data.
-	// Without it, this machine only joins an existing cluster.
+	// BootstrapUntil is the time (RFC 3339) until which the cluster may be initialized. Then etcd
+	// starts empty, once every member was seen without data. If it is not set, this machine only
+	// joins an existing cluster.
 	BootstrapUntil string `yaml:"birthUntil,omitempty" json:"birthUntil,omitempty" check:"date"`
-	// Absent lists members that never started: the cluster is initialized
-	// without them, and they join later. Remove it once the cluster runs.
+	// Absent lists members that have never started. The cluster is initialized without them, and
+	// they join later. Remove it once the cluster runs.
 	Absent []string `yaml:"absent,omitempty" json:"absent,omitempty" unique:"yes"`
-	// ContinueFrom names the member whose data the cluster continues with if
-	// more than half of etcd's members are lost permanently: it forms a new
-	// cluster once, and the others join it without data. Data that only the
-	// lost members had is lost. Remove it once the cluster runs.
+	// ContinueFrom is for a cluster that has permanently lost more than half of its etcd members.
+	// It names the member whose data is kept: this member forms a new etcd cluster once, and the
+	// other members join it without data. Data that only lost members had is lost. Remove it once
+	// the cluster runs.
 	ContinueFrom string `yaml:"continueFrom,omitempty" json:"continueFrom,omitempty"`
-	// Restore is the SHA-256 (hex) of a snapshot of etcd. The member named by
-	// continueFrom starts with it instead of its own data. The member looks for
-	// it in /var/lib/edgebake/snapshots and, as etcd-snapshot.db, on a stick.
+	// Restore is the SHA-256 (hex) of a snapshot of etcd, with which the member in continueFrom
+	// starts instead of its own data. The member looks for the snapshot in
+	// /var/lib/edgebake/snapshots and, as etcd-snapshot.db, on a stick.
 	Restore string `yaml:"restore,omitempty" json:"restore,omitempty"`
-	// Said is the time (RFC 3339) at which continueFrom was requested. A
-	// machine carries out each request once, and ignores requests older than
-	// the last one.
+	// Said is the time (RFC 3339) at which continueFrom was set. A machine carries out each such
+	// request once, and ignores requests that are older than its last one.
 	Said string `yaml:"said,omitempty" json:"said,omitempty" check:"date"`
-	// Kubeadm contains kubeadm's documents for this machine:
-	// ClusterConfiguration and InitConfiguration, and the configurations of
-	// kubelet and kube-proxy.
+	// Kubeadm contains the kubeadm documents for this machine: ClusterConfiguration and
+	// InitConfiguration, and the configurations of kubelet and kube-proxy.
 	Kubeadm string `yaml:"kubeadm" json:"kubeadm" text:"lines"`
 }
 
@@ -70,8 +67,8 @@ type ControlPlaneMember struct {
 	Address string `yaml:"address" json:"address"`
 }
 
-// ClusterKeys are a cluster's keys, and the objects that its first
-// control-plane node publishes in it.
+// ClusterKeys are the keys of a cluster, and the objects that its first control-plane node
+// creates in it.
 type ClusterKeys struct {
 	// CA is the cluster's CA.
 	CA KeyPair `yaml:"ca" json:"ca"`
@@ -81,16 +78,16 @@ type ClusterKeys struct {
 	FrontProxyCA KeyPair `yaml:"frontProxyCA" json:"frontProxyCA"`
 	// ServiceAccount is the key that signs the tokens of service accounts.
 	ServiceAccount Secret `yaml:"serviceAccount" json:"serviceAccount"`
-	// Objects are created in the cluster once, by the first control-plane node
-	// that finds no published objects: the nodes' bootstrap tokens
-	// (gzip, base64; `edgebake cluster sites` writes it).
+	// Objects contains the Kubernetes objects for the nodes' bootstrap tokens (gzip, base64).
+	// `edgebake cluster sites` writes this field. The first control-plane node that does not find
+	// them in the cluster creates them, once.
 	Objects Secret `yaml:"objects,omitempty" json:"objects,omitempty"`
-	// Manifests are the manifests of the Cluster, in order (gzip, base64;
-	// `edgebake cluster sites` writes it). They are applied only once.
+	// Manifests contains the manifests of the Cluster, in order (gzip, base64). `edgebake cluster
+	// sites` writes this field. They are applied only once.
 	Manifests Secret `yaml:"manifests,omitempty" json:"manifests,omitempty"`
 }
 
-// KeyPair is a certificate and its key, PEM.
+// KeyPair is a certificate and its private key, both in PEM.
 type KeyPair struct {
 	// Cert is the certificate.
 	Cert string `yaml:"cert" json:"cert" text:"lines"`

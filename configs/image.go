@@ -5,9 +5,8 @@ import (
 	"github.com/edgebake/edgebake/configs/templates"
 )
 
-// Image describes the content of a golden image. It contains no secrets and
-// nothing site-specific. Relative paths start at the directory of the Image's
-// file.
+// Image describes the contents of a golden image. It contains no secrets and nothing that
+// differs between sites. Relative paths are relative to the directory of the Image's file.
 type Image struct {
 	// APIVersion is the version of the document format.
 	APIVersion string `yaml:"apiVersion" json:"apiVersion" jsonschema:"enum=edgebake.io/v1alpha1"`
@@ -16,18 +15,18 @@ type Image struct {
 	// Name is the image's name: lower-case letters, digits, -, _ and ., at
 	// most 63.
 	Name string `yaml:"name" json:"name" check:"imageName"`
-	// Arch is the processor architecture of the machines, amd64 or arm64. With a
-	// list, e.g. [amd64, arm64], a build makes one image for each,
-	// NAME-ARCH.raw. In paths of the Image, {arch} is replaced by it.
+	// Arch is the processor architecture of the machines, amd64 or arm64. With a list, e.g.
+	// [amd64, arm64], a build makes an image for each architecture, NAME-ARCH.raw. In paths of the
+	// Image, {arch} is replaced by the architecture.
 	Arch string `yaml:"arch,omitempty" json:"arch,omitempty" jsonschema:"enum=amd64,enum=arm64,default=amd64" list:"too"`
-	// SourceDate is the date (RFC 3339) of all files that have no date, so that
-	// a second build gives the same bytes. The node's clock never shows an
-	// earlier time. Set it once, to the current date.
+	// SourceDate is the date (RFC 3339) of all files that have no date of their own, so that a
+	// second build gives the same bytes. The node's clock never shows an earlier time. Set it
+	// once, to the current date.
 	SourceDate string `yaml:"sourceDate,omitempty" json:"sourceDate,omitempty" jsonschema:"default=2026-01-01T00:00:00Z"`
-	// Hardware selects kernel and firmware. cloud is a small kernel for virtual
-	// machines. generic has the drivers, firmware and microcode of real machines
-	// with UEFI. raspberry-pi (arm64) is for Raspberry Pi boards, which have no
-	// UEFI: the 4, and the 5 if the kernel has its drivers.
+	// Hardware selects the kernel and the firmware. cloud is a small kernel for virtual machines.
+	// generic has the drivers, firmware and microcode of real machines with UEFI. raspberry-pi
+	// (arm64) is for Raspberry Pi boards, which have no UEFI: the 4, and the 5 if the kernel has
+	// its drivers.
 	Hardware string `yaml:"hardware,omitempty" json:"hardware,omitempty" jsonschema:"enum=cloud,enum=generic,enum=raspberry-pi,default=cloud"`
 	// NodeTypes are the node types that Sites may choose. Default: native, and
 	// with yurthub also edge and cloud. control-plane needs the control plane's
@@ -91,16 +90,16 @@ type Sites struct {
 	// Keys are minisign public keys, each the second line of the file that
 	// minisign -G writes. edgebake site sign signs Sites for sticks.
 	Keys []string `yaml:"keys,omitempty" json:"keys,omitempty"`
-	// NotBefore is a date (RFC 3339, e.g. 2026-11-30T00:00:00Z): a Site on a stick that
-	// was signed earlier is rejected. Set it in a new image if a signed stick is lost.
+	// NotBefore is a date (RFC 3339, e.g. 2026-11-30T00:00:00Z). A Site on a stick that was signed
+	// before it is rejected. Set it in a new image if a signed stick is lost.
 	NotBefore string `yaml:"notBefore,omitempty" json:"notBefore,omitempty"`
 }
 
 // Updates sets which images may replace this one on a machine.
 type Updates struct {
-	// Serial orders images: a machine rejects an image with a lower serial than that of
-	// the image that it runs. Raise it in each image that must not be replaced by an
-	// earlier one, e.g. after a security fix.
+	// Serial orders images: a machine rejects an image whose serial is lower than that of its own
+	// image. Raise it in each image that must not be replaced by an earlier one, e.g. after a
+	// security fix.
 	Serial int `yaml:"serial,omitempty" json:"serial,omitempty" jsonschema:"minimum=0,maximum=2147483647"`
 	// Keys are minisign public keys, each the second line of the file that
 	// minisign -G writes. A machine with this image accepts only updates that
@@ -164,10 +163,10 @@ type FileSource struct {
 type Source struct {
 	// GoModule compiles the programs from the Go module proxy: goModule: {}.
 	GoModule *GoModuleSource `yaml:"goModule,omitempty" json:"goModule,omitempty" oneof:"one"`
-	// URL downloads the programs from a release server, or a mirror of one, with
-	// these files for a version: BASE/v1.37.2/bin/linux/amd64/kubelet (and kubeadm)
-	// for Kubernetes, BASE/v2.3.7/containerd-2.3.7-linux-amd64.tar.gz for
-	// containerd, BASE/v1.37.0/crictl-v1.37.0-linux-amd64.tar.gz for crictl.
+	// URL downloads the programs from a release server or a mirror, which must have these files
+	// for each version: BASE/v1.37.2/bin/linux/amd64/kubelet (and kubeadm) for Kubernetes,
+	// BASE/v2.3.7/containerd-2.3.7-linux-amd64.tar.gz for containerd,
+	// BASE/v1.37.0/crictl-v1.37.0-linux-amd64.tar.gz for crictl.
 	URL *URLSource `yaml:"url,omitempty" json:"url,omitempty" oneof:"one"`
 	// File copies the programs from a directory, or from the directory bin in
 	// it. The files must have the programs' names: kubelet, kubeadm and so on.
@@ -213,8 +212,8 @@ type Kubernetes struct {
 // Containerd sets the version of containerd and where it comes from: either
 // version and source, or debian.
 type Containerd struct {
-	// Version, e.g. 2.3.7. 1.7 and 2.0 to 2.4 are supported, later 2.x with imageStore.mode:
-	// import.
+	// Version, e.g. 2.3.7. Supported are 1.7, 2.0 to 2.4 and, with imageStore.mode: import, later
+	// 2.x.
 	Version string `yaml:"version,omitempty" json:"version,omitempty"`
 	// Source is where containerd comes from.
 	Source Source `yaml:"source,omitempty" json:"source,omitempty"`
@@ -237,9 +236,8 @@ type Crictl struct {
 
 // CNI configures pod networking until the cluster's own agent does.
 type CNI struct {
-	// Config is bridge (a bridge on the node, enough for a single node), none
-	// (the cluster's network plugin brings its own), or the path of a
-	// .conflist.
+	// Config is bridge (a bridge on the node, enough for a single node), none (the cluster's
+	// network plugin brings its own configuration), or the path of a .conflist.
 	Config string `yaml:"config,omitempty" json:"config,omitempty" jsonschema:"default=bridge" path:"file"`
 	// PodCIDR is the CIDR from which bridge assigns pod addresses.
 	PodCIDR string `yaml:"podCIDR,omitempty" json:"podCIDR,omitempty" jsonschema:"default=10.244.0.0/16" check:"podCIDR"`
@@ -371,25 +369,25 @@ type Kernel struct {
 // Disk sets the partitions of the disk image. Sizes are whole numbers with Mi,
 // Gi or Ti, as in 512Mi.
 type Disk struct {
-	// Root is the size of the root file system; an update's must fit too.
-	// Default: the size of the contents plus some free space, plus half the
-	// contents again, at least 256Mi.
+	// Root is the size of the root file system. Every later update must fit into it. Default: the
+	// size of the contents, some free space, and half the size of the contents (at least 256Mi)
+	// for larger updates.
 	Root string `yaml:"root,omitempty" json:"root,omitempty" check:"partition"`
 	// Data is the size of the data partition before it grows to fill the
 	// device. Default: the size of the contents plus some free space.
 	Data string `yaml:"data,omitempty" json:"data,omitempty" check:"partition"`
-	// Reserve keeps a second root partition of the same size, so that machines
-	// in the field can be updated; none is for tiny disks.
+	// Reserve is same (a second root partition of the same size, which updates require) or none
+	// (for tiny disks).
 	Reserve string `yaml:"reserve,omitempty" json:"reserve,omitempty" jsonschema:"enum=same,enum=none,default=same"`
-	// Sector is the logical sector size of the target devices: 4096 for 4Kn
-	// disks; default 512. An image does not boot from a device with another
-	// sector size, and flash rejects such a device.
+	// Sector is the logical sector size of the machines' disks in bytes: 4096 for 4Kn disks;
+	// default 512. An image does not boot from a disk with another sector size, and flash rejects
+	// such a disk.
 	Sector int `yaml:"sector,omitempty" json:"sector,omitempty" jsonschema:"enum=512,enum=4096"`
 }
 
-// Agents are edgebake's programs in the image, for its arch. Without a path:
-// the one next to the running edgebake (firstboot-linux-ARCH, or firstboot if
-// the arch is the same), else compiled from its module.
+// Agents are edgebake's own programs in the image. Without a path, a program comes from
+// edgebake's package, from the source tree around the current directory, or from edgebake's
+// directory. If it is in none of them, it is compiled from edgebake's Go module.
 type Agents struct {
 	// Firstboot is the path of the firstboot program.
 	Firstboot string `yaml:"firstboot,omitempty" json:"firstboot,omitempty" path:"agent"`

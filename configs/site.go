@@ -41,17 +41,17 @@ type Site struct {
 	// control-plane node). With it, discovery needs no anonymous access to the
 	// API servers.
 	CACert string `yaml:"caCert,omitempty" json:"caCert,omitempty" text:"lines"`
-	// CAFile is the path of a file with the certificate, relative to the Site's
-	// file; stamping copies it into caCert.
+	// CAFile is the path of a file with the certificate of the cluster's CA, relative to the
+	// Site's file. Stamping copies the certificate into caCert.
 	CAFile string `yaml:"caFile,omitempty" json:"caFile,omitempty"`
 	// UnsafeSkipCAVerification joins any cluster that answers.
 	UnsafeSkipCAVerification bool `yaml:"unsafeSkipCAVerification,omitempty" json:"unsafeSkipCAVerification,omitempty"`
 
-	// NodeName is the node's name or a template of it: {{.Serial}} and
-	// {{.UUID}} come from the firmware, {{.MAC}} (without colons) is that of
-	// the first network card or of an interface given here by mac,
-	// {{.Hostname}} is the machine's host name. {{or .Serial .MAC}} is the
-	// first that the machine has. The result is converted to lower case.
+	// NodeName is the node's name, or a template of it. {{.Serial}} and {{.UUID}} come from the
+	// firmware. {{.MAC}} is a MAC address without colons: that of the first interface here with a
+	// mac, or else of the machine's first network card. {{.Hostname}} is the machine's host name.
+	// {{or .Serial .MAC}} is the first of these values that the machine has. The result is
+	// converted to lower case.
 	NodeName string `yaml:"nodeName,omitempty" json:"nodeName,omitempty" jsonschema:"default=node-{{.MAC}}"`
 	// Match selects the machine: other machines reject the Site, on their own
 	// disk or on a stick. Default: any machine. In an Inventory, each site
@@ -64,8 +64,8 @@ type Site struct {
 	// Arch is the machine's processor architecture; stamping rejects an image
 	// for a different architecture. Default: any.
 	Arch string `yaml:"arch,omitempty" json:"arch,omitempty" jsonschema:"enum=amd64,enum=arm64"`
-	// NodePool is the node's OpenYurt pool; required for edge and cloud,
-	// invalid for native.
+	// NodePool is the node's OpenYurt pool. It is required for edge and cloud, and invalid for
+	// other node types.
 	NodePool string `yaml:"nodePool,omitempty" json:"nodePool,omitempty" check:"nodePool"`
 	// NodeIP selects the node's address if the machine has several: a CIDR,
 	// e.g. 10.0.0.0/8, an address, or one of each family (10.0.0.0/8,fd00::/8).
@@ -99,12 +99,11 @@ type Site struct {
 	// nodeType control-plane, rejected for others.
 	ControlPlane *SiteControlPlane `yaml:"controlPlane,omitempty" json:"controlPlane,omitempty"`
 
-	// SpreadSeconds is the time (3 to 600) over which the machines of the
-	// cluster spread requests that all of them would otherwise send at once:
-	// the first ones after power-on and, if it is more than 15, those after an
-	// API server returns. ipvscare checks API servers less often if it is more
-	// than 3. Default: 3, and in an Inventory or Cluster of more than 300
-	// machines a hundredth of their number.
+	// SpreadSeconds is the time in seconds (3 to 600) over which the machines of a cluster spread
+	// requests that all of them would otherwise send at once: the first requests after power-on
+	// and, if the value is above 15, requests after an API server has returned. With a value above
+	// 3, ipvscare also checks API servers less often. Default: 3, but in an Inventory or Cluster
+	// of more than 300 machines a hundredth of their number.
 	SpreadSeconds int `yaml:"spreadSeconds,omitempty" json:"spreadSeconds,omitempty" jsonschema:"minimum=3,maximum=600"`
 	// IPVS sets how API servers are probed and balanced.
 	IPVS IPVS `yaml:"ipvs,omitempty" json:"ipvs,omitempty"`
@@ -120,8 +119,8 @@ type Site struct {
 	// here: files, directories, links, units, users. Contents must be inline
 	// (data:). Setting the same thing here and in the Site is an error.
 	Ignition Secret `yaml:"ignition,omitempty" json:"ignition,omitempty"`
-	// IgnitionFile is the path of an Ignition config, relative to the Site's
-	// file; stamping copies it into the slot.
+	// IgnitionFile is the path of an Ignition config, relative to the Site's file. Stamping copies
+	// the config into the slot.
 	IgnitionFile string `yaml:"ignitionFile,omitempty" json:"ignitionFile,omitempty"`
 	// Report sets where first boot sends its progress, in addition to the
 	// console and the slot.
@@ -163,13 +162,12 @@ type Taint struct {
 
 // IPVS configures ipvscare, which balances the VIP across the API servers.
 type IPVS struct {
-	// Disabled disables IPVS; /etc/hosts maps the endpoint to one API server.
+	// Disabled disables IPVS. Then /etc/hosts maps the endpoint to one API server.
 	Disabled bool `yaml:"disabled,omitempty" json:"disabled,omitempty"`
 	// Scheduler is the kernel's IPVS scheduler.
 	Scheduler string `yaml:"scheduler,omitempty" json:"scheduler,omitempty" jsonschema:"enum=rr,enum=wrr,enum=lc,enum=wlc,enum=sh,enum=dh,default=rr"`
-	// Profile sets how often API servers are probed: lan every second while the
-	// node uses them, otherwise every 5 s; metered rarely, for slow or metered
-	// links.
+	// Profile sets how often API servers are probed. With lan, it is every second while the node
+	// uses them, otherwise every 5 s. With metered, for slow or metered links, it is rarely.
 	Profile string `yaml:"profile,omitempty" json:"profile,omitempty" jsonschema:"enum=lan,enum=metered,default=lan"`
 	// ProbePath is the path requested from an API server.
 	ProbePath string `yaml:"probePath,omitempty" json:"probePath,omitempty" jsonschema:"default=/readyz" check:"probePath"`
@@ -188,15 +186,13 @@ type IPVS struct {
 type SiteYurthub struct {
 	// Namespace is the namespace of yurthub's settings in the cluster.
 	Namespace string `yaml:"namespace,omitempty" json:"namespace,omitempty" jsonschema:"default=kube-system" check:"namespace"`
-	// OpenPort leaves yurthub's port 10269 reachable from outside the node. On
-	// it, yurthub (OpenYurt v1.7 and later) serves other nodes of the pool,
-	// with this node's rights and without authentication. Default: the node's
-	// firewall closes it.
+	// OpenPort leaves yurthub's port 10269 reachable from outside the node. There, yurthub
+	// (OpenYurt v1.7 and later) serves other nodes of the pool, with this node's rights and
+	// without authentication. Default: the node's firewall closes the port.
 	OpenPort bool `yaml:"openPort,omitempty" json:"openPort,omitempty"`
-	// LocalClients are user IDs of processes on the node's own network, in
-	// addition to root, that may use yurthub's ports, e.g. 65534 for a pod with
-	// hostNetwork that runs as nobody. Every process of such a user acts with
-	// this node's rights. Other pods do not need it.
+	// LocalClients are user IDs of processes that may use yurthub's ports, in addition to root,
+	// e.g. 65534 for a pod with hostNetwork that runs as nobody. Every process of such a user acts
+	// with this node's rights. Pods without hostNetwork do not need it.
 	LocalClients []int `yaml:"localClients,omitempty" json:"localClients,omitempty"`
 	// ExtraArgs are additional arguments, each --name=value, after the
 	// Image's. Arguments that first boot sets or relies on are rejected;
@@ -206,8 +202,8 @@ type SiteYurthub struct {
 
 // Network of the machine.
 type Network struct {
-	// Interfaces are matched in this order: the first matching entry applies;
-	// unmatched interfaces stay unconfigured.
+	// Interfaces are matched in this order: an interface gets the settings of the first entry that
+	// matches it. An interface without a matching entry is not configured.
 	Interfaces []Interface `yaml:"interfaces,omitempty" json:"interfaces,omitempty"`
 	// DNS servers, by IP address; they replace those from DHCP.
 	DNS []string `yaml:"dns,omitempty" json:"dns,omitempty" check:"dns" unique:"yes"`
@@ -219,11 +215,11 @@ type Network struct {
 	Proxy Proxy `yaml:"proxy,omitempty" json:"proxy,omitempty"`
 }
 
-// Interface is one network interface: name or mac choose it, and it has
-// dhcp, addresses or VLANs. With bond or bridge, edgebake makes it.
+// Interface is one network interface, which name or mac selects. It has dhcp, addresses or
+// VLANs. With bond or bridge, edgebake makes the interface.
 type Interface struct {
-	// Name, e.g. enp1s0, or a pattern, e.g. en*. Of a bond or bridge, the name to
-	// give it, e.g. bond0.
+	// Name of the interface, e.g. enp1s0, or a pattern, e.g. en*. A bond or bridge gets this name,
+	// e.g. bond0.
 	Name string `yaml:"name,omitempty" json:"name,omitempty"`
 	// MAC address of the card.
 	MAC string `yaml:"mac,omitempty" json:"mac,omitempty" check:"cardMAC"`
@@ -231,9 +227,8 @@ type Interface struct {
 	DHCP bool `yaml:"dhcp,omitempty" json:"dhcp,omitempty"`
 	// Addresses with prefix length, e.g. 192.168.7.20/24.
 	Addresses []string `yaml:"addresses,omitempty" json:"addresses,omitempty"`
-	// Gateway is the default router, inside one of the addresses' networks. If
-	// all addresses have the prefix length /32 or /128, it is any router on the
-	// link.
+	// Gateway is the default router. It must be in the network of one of the addresses, unless all
+	// of them have the prefix length /32 or /128: then it may be any router on the link.
 	Gateway string `yaml:"gateway,omitempty" json:"gateway,omitempty"`
 	// Metric of the default route, from the gateway or DHCP: the lowest one is
 	// used while its interface is up. Two gateways of a family need different
@@ -242,9 +237,9 @@ type Interface struct {
 	// NoDefaultRoute accepts addresses from DHCP and routers, but no default
 	// route, for example on a second uplink or a network of devices.
 	NoDefaultRoute bool `yaml:"noDefaultRoute,omitempty" json:"noDefaultRoute,omitempty"`
-	// AcceptRA accepts IPv6 router advertisements in addition to static
-	// addresses: further addresses, routes and DNS servers from any machine on
-	// the network. With dhcp they are always accepted.
+	// AcceptRA accepts IPv6 router advertisements in addition to static addresses. Any machine on
+	// the network can then add addresses, routes and DNS servers. With dhcp, router advertisements
+	// are always accepted.
 	AcceptRA bool `yaml:"acceptRA,omitempty" json:"acceptRA,omitempty"`
 	// Routes are additional static routes.
 	Routes []Route `yaml:"routes,omitempty" json:"routes,omitempty"`
@@ -265,8 +260,8 @@ type Interface struct {
 type Bond struct {
 	// Interfaces are the names of the cards.
 	Interfaces []string `yaml:"interfaces" json:"interfaces"`
-	// Mode: active-backup works with any switch, 802.3ad (LACP) needs a
-	// configured one.
+	// Mode of the bond. active-backup works with any switch. 802.3ad (LACP) needs a switch that is
+	// configured for it.
 	Mode string `yaml:"mode,omitempty" json:"mode,omitempty" jsonschema:"default=active-backup,enum=active-backup,enum=802.3ad,enum=balance-rr,enum=balance-xor,enum=balance-alb,enum=balance-tlb,enum=broadcast"`
 }
 
@@ -355,13 +350,12 @@ type WiFi struct {
 	PSK Secret `yaml:"psk,omitempty" json:"psk,omitempty" text:"any" check:"psk"`
 	// EAP is the method of a network with logins (WPA-Enterprise).
 	EAP string `yaml:"eap,omitempty" json:"eap,omitempty" jsonschema:"enum=peap,enum=ttls"`
-	// Identity is the login's name.
+	// Identity is the user name of the login.
 	Identity string `yaml:"identity,omitempty" json:"identity,omitempty" text:"any"`
 	// Password of the login.
 	Password Secret `yaml:"password,omitempty" json:"password,omitempty" text:"any"`
-	// CACert is the certificate, PEM, of the CA that signed the network's
-	// certificate. Without it, anybody can impersonate the network and learn
-	// the password.
+	// CACert is the PEM certificate of the CA that signed the network's certificate. Without it,
+	// anybody can impersonate the network and learn the password.
 	CACert string `yaml:"caCert,omitempty" json:"caCert,omitempty" text:"lines" check:"ca"`
 	// Country is the ISO 3166 code of the regulatory domain, e.g. DE.
 	Country string `yaml:"country,omitempty" json:"country,omitempty" check:"country"`
@@ -388,7 +382,7 @@ type User struct {
 	// SSHAuthorizedKeys are public keys in the format of authorized_keys. The
 	// image needs openssh-server.
 	SSHAuthorizedKeys []string `yaml:"sshAuthorizedKeys,omitempty" json:"sshAuthorizedKeys,omitempty" text:"tabs" check:"sshKey"`
-	// PasswordHash is a hash in the format of crypt(3); `mkpasswd` prints one.
+	// PasswordHash is the hash of the password in the format of crypt(3). `mkpasswd` prints one.
 	PasswordHash Secret `yaml:"passwordHash,omitempty" json:"passwordHash,omitempty" check:"passwordHash"`
 	// Groups are the user's supplementary groups.
 	Groups []string `yaml:"groups,omitempty" json:"groups,omitempty" check:"group" unique:"yes"`
@@ -401,17 +395,17 @@ type User struct {
 type Report struct {
 	// URL receives the report as an HTTPS POST.
 	URL string `yaml:"url,omitempty" json:"url,omitempty" check:"https"`
-	// CACert is the certificate, PEM, of the CA that signed the receiver's
-	// certificate, or a self-signed certificate itself, as with `edgebake
-	// cluster listen`. Default: the CAs in the image.
+	// CACert is the PEM certificate of the CA that signed the receiver's certificate, or the
+	// receiver's own certificate if it is self-signed, as with `edgebake cluster listen`. Default:
+	// the CAs in the image.
 	CACert string `yaml:"caCert,omitempty" json:"caCert,omitempty" text:"lines" check:"certificates"`
 }
 
 // SiteUpdates sets when the machine installs updates automatically.
 type SiteUpdates struct {
-	// Window is the time of each day in which the machine takes updates that
-	// its cluster orders or that a stick brings, e.g. 22:00-05:00. Default: any
-	// time. `firstboot update` does not wait for it.
+	// Window is the time of each day in which the machine installs updates that its cluster orders
+	// or that are on a stick, e.g. 22:00-05:00. Default: any time. `firstboot update` does not
+	// wait for it.
 	Window string `yaml:"window,omitempty" json:"window,omitempty" check:"window"`
 	// TimeZone is the time zone of window, e.g. Europe/Berlin. Default: UTC.
 	TimeZone string `yaml:"timeZone,omitempty" json:"timeZone,omitempty" check:"timeZone"`

@@ -5,11 +5,10 @@ package clusterdoc
 
 import "github.com/edgebake/edgebake/configs"
 
-// Cluster is a whole cluster, including its control-plane nodes (masters);
-// `edgebake cluster new` makes its keys and tokens. kubeadm documents
-// (ClusterConfiguration, InitConfiguration, KubeletConfiguration,
-// KubeProxyConfiguration) may follow in the same file, each after a line `---`;
-// their settings are merged in.
+// Cluster describes a whole cluster, including its control-plane nodes (masters). `edgebake
+// cluster new` makes its keys and tokens. kubeadm documents (ClusterConfiguration,
+// InitConfiguration, KubeletConfiguration, KubeProxyConfiguration) may follow in the same
+// file, each after a line `---`. edgebake merges their settings with those of the Cluster.
 type Cluster struct {
 	// APIVersion is the version of the document format.
 	APIVersion string `yaml:"apiVersion" json:"apiVersion" jsonschema:"enum=edgebake.io/v1alpha1"`
@@ -22,8 +21,8 @@ type Cluster struct {
 	// patch release of its image, which must have the same minor version.
 	KubernetesVersion string `yaml:"kubernetesVersion" json:"kubernetesVersion"`
 
-	// Endpoint is the cluster's domain name. Every node maps it to the VIP, every
-	// control-plane node to itself.
+	// Endpoint is the cluster's domain name. Every worker maps it to the VIP, and every
+	// control-plane node maps it to itself.
 	Endpoint string `yaml:"endpoint,omitempty" json:"endpoint,omitempty" jsonschema:"default=apiserver.cluster.local" check:"endpoint"`
 	// VIP is the virtual address that IPVS balances to the API servers. No
 	// network of the site, no pod and no Service may use it.
@@ -33,9 +32,9 @@ type Cluster struct {
 	// PodCIDRs are the CIDRs of pods: one, or one IPv4 and one IPv6. Default:
 	// 10.244.0.0/16, or fd00:244::/56 if the control-plane nodes use IPv6.
 	PodCIDRs []string `yaml:"podCIDRs,omitempty" json:"podCIDRs,omitempty"`
-	// ServiceCIDRs are the CIDRs of Services, of the same families in the same
-	// order. Default: 10.96.0.0/16, or fd00:96::/112. (kubeadm's own default,
-	// 10.96.0.0/12, contains the default VIP.)
+	// ServiceCIDRs are the CIDRs of Services. They must have the families of podCIDRs, in the same
+	// order. Default: 10.96.0.0/16, or fd00:96::/112. (kubeadm's own default, 10.96.0.0/12,
+	// contains the default VIP.)
 	ServiceCIDRs []string `yaml:"serviceCIDRs,omitempty" json:"serviceCIDRs,omitempty"`
 	// ImageRepository is where the control plane's container images come from.
 	ImageRepository string `yaml:"imageRepository,omitempty" json:"imageRepository,omitempty" jsonschema:"default=registry.k8s.io" check:"repository"`
@@ -44,19 +43,19 @@ type Cluster struct {
 	// OpenYurt is whether the cluster runs OpenYurt, so that edge and cloud
 	// nodes can join. Default true; false for a native cluster.
 	OpenYurt *bool `yaml:"openyurt,omitempty" json:"openyurt,omitempty"`
-	// Manifests are files of Kubernetes objects (YAML), relative to this file
-	// and applied in this order once the API server answers, e.g. the CNI
-	// plugin and OpenYurt. Render charts first (helm template).
+	// Manifests are files of Kubernetes objects (YAML), e.g. for the CNI plugin and OpenYurt.
+	// Their paths are relative to this file. They are applied in this order once the API server
+	// answers. Render charts first (helm template).
 	Manifests []string `yaml:"manifests,omitempty" json:"manifests,omitempty" check:"manifestPath" unique:"yes"`
 
-	// Masters are the control-plane nodes, each with an API server and an etcd
-	// member. Should be an odd number: 1, 3 or 5.
+	// Masters are the control-plane nodes, each with an API server and an etcd member. Use an odd
+	// number of them: 1, 3 or 5.
 	Masters []ControlPlaneNode `yaml:"masters" json:"masters"`
 	// Nodes are the workers known so far. Each gets its own bootstrap token
 	// and Site.
 	Nodes []Node `yaml:"nodes,omitempty" json:"nodes,omitempty"`
-	// TokenTTL is how long bootstrap tokens are valid after they are made,
-	// e.g. 168h (a week): from minting to the last join.
+	// TokenTTL is how long a bootstrap token is valid after it was made, e.g. 168h (a week). The
+	// nodes must join within this time.
 	TokenTTL string `yaml:"tokenTTL,omitempty" json:"tokenTTL,omitempty" jsonschema:"default=168h"`
 
 	// Users are login accounts of every machine. Without any, nobody can log
@@ -69,22 +68,22 @@ type Cluster struct {
 
 // Receiver is where first boot of the cluster's machines sends its progress.
 type Receiver struct {
-	// URL receives the reports as HTTPS POSTs. With key it has no path.
+	// URL receives the reports as HTTPS POSTs. If key is set, the URL must not have a path.
 	URL string `yaml:"url,omitempty" json:"url,omitempty" check:"https"`
-	// Key is the key that `edgebake cluster listen` prints. Each machine's Site
-	// gets its own URL, which is derived from the key, so that a machine cannot
-	// report as another one. Without it, all machines share one URL.
+	// Key is the key that `edgebake cluster listen` prints. With it, each machine's Site gets its
+	// own URL, which is derived from the key, so that a machine cannot report as another one.
+	// Without it, all machines share one URL.
 	Key configs.Secret `yaml:"key,omitempty" json:"key,omitempty"`
-	// CACert is the certificate, PEM, of the CA that signed the receiver's
-	// certificate, or a self-signed certificate itself, as with `edgebake
-	// cluster listen`. Default: the CAs in the image.
+	// CACert is the PEM certificate of the CA that signed the receiver's certificate, or the
+	// receiver's own certificate if it is self-signed, as with `edgebake cluster listen`. Default:
+	// the CAs in the image.
 	CACert string `yaml:"caCert,omitempty" json:"caCert,omitempty" text:"lines" check:"certificates"`
 }
 
 // KubeProxy sets how Services are reached on each node.
 type KubeProxy struct {
-	// Mode is how kube-proxy balances Services. With none, the cluster has no
-	// kube-proxy, since a CNI plugin replaces it.
+	// Mode is how kube-proxy balances Services. Use none if a CNI plugin replaces kube-proxy: then
+	// the cluster has no kube-proxy.
 	Mode string `yaml:"mode,omitempty" json:"mode,omitempty" jsonschema:"enum=iptables,enum=ipvs,enum=nftables,enum=none,default=iptables"`
 	// BindAddress is the IP address that kube-proxy listens on.
 	BindAddress string `yaml:"bindAddress,omitempty" json:"bindAddress,omitempty"`
@@ -94,8 +93,8 @@ type KubeProxy struct {
 type ControlPlaneNode struct {
 	// Name of the node.
 	Name string `yaml:"name" json:"name"`
-	// Address is the IP address at which the other control-plane nodes and all
-	// nodes reach it. It cannot be changed later.
+	// Address is the IP address at which the other machines of the cluster reach this node. It
+	// cannot be changed later.
 	Address string `yaml:"address" json:"address"`
 	// Match selects the machine, as in a Site. An Inventory and `edgebake site sign` require it.
 	Match configs.Match `yaml:"match,omitempty" json:"match,omitempty"`
