@@ -3,11 +3,13 @@ package host
 import (
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -67,7 +69,7 @@ func TestGet(t *testing.T) {
 		io.WriteString(w, "hello")
 	}))
 	defer s.Close()
-	resp, err := get(t.Context(), s.URL, http.Header{"Range": {"bytes=0-4"}}, nil)
+	resp, err := new(downloads).get(t.Context(), s.URL, http.Header{"Range": {"bytes=0-4"}}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,8 +80,41 @@ func TestGet(t *testing.T) {
 	if err := resp.Body.Close(); err != nil {
 		t.Error(err)
 	}
-	if _, err := get(t.Context(), "http://127.0.0.1:1/x", nil, nil); err == nil || !strings.Contains(err.Error(), "http://127.0.0.1:1/x") {
+	if _, err := new(downloads).get(t.Context(), "http://127.0.0.1:1/x", nil, nil); err == nil || !strings.Contains(err.Error(), "http://127.0.0.1:1/x") {
 		t.Error(err)
+	}
+}
+
+// TestGetKeepsConnection checks that several ranges of a file come over one connection, also if each
+// is read only to its last byte.
+func TestGetKeepsConnection(t *testing.T) {
+	var opened atomic.Int32
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		http.ServeContent(w, r, "", time.Time{}, strings.NewReader("0123456789"))
+	}))
+	s.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		if state == http.StateNew {
+			opened.Add(1)
+		}
+	}
+	s.Start()
+	defer s.Close()
+	var d downloads
+	for _, span := range []string{"0-4", "5-9", "2-6"} {
+		resp, err := d.get(t.Context(), s.URL, http.Header{"Range": {"bytes=" + span}}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b := make([]byte, 5)
+		if _, err := io.ReadFull(resp.Body, b); err != nil || string(b) != "0123456789"[span[0]-'0':][:5] {
+			t.Errorf("%s: %q, %v", span, b, err)
+		}
+		if err := resp.Body.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if n := opened.Load(); n != 1 {
+		t.Errorf("%d connections", n)
 	}
 }
 
@@ -90,7 +125,7 @@ func TestRedirect(t *testing.T) {
 	defer plain.Close()
 	secure := httptest.NewTLSServer(http.RedirectHandler(plain.URL, http.StatusFound))
 	defer secure.Close()
-	c := downloader(nil)
+	c := new(downloads).client(nil)
 	c.Transport = secure.Client().Transport
 	if resp, err := c.Get(secure.URL); !errors.Is(err, errPlain) || !errors.Is(err, machine.ErrRedirect) || asked > 0 {
 		t.Errorf("%v, %v; asked %d times", resp, err, asked)

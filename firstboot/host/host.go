@@ -77,12 +77,13 @@ func New(log io.Writer) *machine.Env {
 			},
 			Post: func(ctx context.Context, url, ca string, body []byte, proxy []string) error {
 				t := through(proxy)
+				t.DisableKeepAlives = true // reports are rare
 				if err := trust(t, ca); err != nil {
 					return fmt.Errorf("sending to %s: %w", withoutSecrets(url), err)
 				}
 				return post(ctx, http.Client{Transport: t}, url, body)
 			},
-			Get: get,
+			Get: new(downloads).get,
 		},
 		Slots: machine.Slots{
 			SlotLabel:  slotLabel,

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/net/http/httpproxy"
@@ -22,8 +23,7 @@ import (
 // https would continue without it.
 var errPlain = errors.New("only https is allowed")
 
-// through returns a transport that uses the proxy in these environment variables. It does not keep
-// connections open, because reports are rare.
+// through returns a transport that uses the proxy in these environment variables.
 func through(env []string) *http.Transport {
 	conf := httpproxy.Config{}
 	for _, v := range env {
@@ -39,7 +39,7 @@ func through(env []string) *http.Transport {
 	proxy := conf.ProxyFunc()
 	return &http.Transport{
 		Proxy:             func(r *http.Request) (*url.URL, error) { return proxy(r.URL) },
-		ForceAttemptHTTP2: true, DisableKeepAlives: true,
+		ForceAttemptHTTP2: true,
 	}
 }
 
@@ -57,9 +57,35 @@ func trust(t *http.Transport, ca string) error {
 	return nil
 }
 
+// downloads keeps connections open, so that the ranges of an update share one.
+type downloads struct {
+	mu         sync.Mutex
+	transports map[string]*http.Transport // by the proxy's environment variables
+}
+
+// client returns the HTTP client that uses the proxy in these environment variables.
+func (d *downloads) client(proxy []string) *http.Client {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	key := strings.Join(proxy, "\n")
+	t := d.transports[key]
+	if t == nil {
+		t = through(proxy)
+		t.IdleConnTimeout = 90 * time.Second
+		// A lost HTTP/2 connection is closed sooner than silence ends, so that the next
+		// attempt does not use it again.
+		t.HTTP2 = &http.HTTP2Config{SendPingTimeout: silence / 4, PingTimeout: silence / 4}
+		if d.transports == nil {
+			d.transports = map[string]*http.Transport{}
+		}
+		d.transports[key] = t
+	}
+	return &http.Client{Transport: t, CheckRedirect: checkRedirect}
+}
+
 // get requests a URL. It fails if the server sends nothing for a minute, before or during its
 // response.
-func get(ctx context.Context, address string, header http.Header, proxy []string) (*http.Response, error) {
+func (d *downloads) get(ctx context.Context, address string, header http.Header, proxy []string) (*http.Response, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	timer := time.AfterFunc(silence, func() { cancel(fmt.Errorf("the server sent nothing for %s", silence)) })
 	fail := func(err error) (*http.Response, error) {
@@ -75,7 +101,7 @@ func get(ctx context.Context, address string, header http.Header, proxy []string
 		return fail(err)
 	}
 	req.Header = header
-	resp, err := downloader(proxy).Do(req)
+	resp, err := d.client(proxy).Do(req)
 	if err != nil {
 		return fail(err)
 	}
@@ -99,11 +125,6 @@ func withoutSecrets(address string) string {
 		return "a URL that cannot be parsed"
 	}
 	return (&url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path}).String()
-}
-
-// downloader returns the HTTP client of get.
-func downloader(proxy []string) *http.Client {
-	return &http.Client{Transport: through(proxy), CheckRedirect: checkRedirect}
 }
 
 // checkRedirect rejects redirects from https to another scheme, and more than ten redirects.

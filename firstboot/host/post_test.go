@@ -15,7 +15,7 @@ func TestGetKeepsSecrets(t *testing.T) {
 	}))
 	defer s.Close()
 	for _, address := range []string{s.URL + "/x.raw.zst?key=SECRET", "http://127.0.0.1:1/x.raw.zst?key=SECRET", "http://a:SECRET@127.0.0.1:1/x.raw.zst"} {
-		_, err := get(t.Context(), address, http.Header{}, nil)
+		_, err := new(downloads).get(t.Context(), address, http.Header{}, nil)
 		if err == nil || strings.Contains(err.Error(), "SECRET") || !strings.Contains(err.Error(), "/x.raw.zst: ") {
 			t.Errorf("%s: %v", address, err)
 		}

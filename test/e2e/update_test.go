@@ -361,7 +361,9 @@ func TestTrialWithoutAPIServer(t *testing.T) {
 func (w *world) startUpdate(vm *lab.VM, url string, then ...string) (mark int) {
 	w.t.Helper()
 	mark = vm.Serial.Mark()
-	commands := append([]string{"firstboot update --unsigned --no-reboot " + url, "ls -l /efi/loader/entries"}, then...)
+	// Afterwards, the kernel's record of the process's peak memory is on the console.
+	update := "{ firstboot update --unsigned --no-reboot " + url + " & p=$! ; while m=$(grep -s VmHWM /proc/$p/status) ; do peak=$m ; sleep 0.2 ; done ; wait $p ; r=$? ; echo peak memory: $peak ; [ $r = 0 ] ; }"
+	commands := append([]string{update, "ls -l /efi/loader/entries"}, then...)
 	w.t.Log(w.mustOnNode(vm, strings.Join(append(commands, "systemd-run --on-active=20 systemctl reboot"), " && ")))
 	return mark
 }
