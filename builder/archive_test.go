@@ -49,8 +49,7 @@ func realApt(t *testing.T) {
 }
 
 // TestArchiveOfEachArchitecture checks that the error for a version that one architecture lacks
-// lists the available versions, and that it comes before anything is made for the other
-// architecture.
+// lists the available versions, and that nothing is made for any architecture before this error.
 func TestArchiveOfEachArchitecture(t *testing.T) {
 	desk.NeedProgram(t, "apt-get", "apt")
 	for packages, want := range map[string]string{

@@ -617,8 +617,8 @@ func TestCNIConfig(t *testing.T) {
 	}
 }
 
-// TestDamagedCache damages one cached input after the other. No build may use damaged bytes; each
-// build repairs the inputs that it needs.
+// TestDamagedCache damages each cached input in turn. No build may use damaged bytes; each build
+// repairs the inputs that it needs.
 func TestDamagedCache(t *testing.T) {
 	p := newProject(t, buildtest.Base(), nil)
 	out := filepath.Join(t.TempDir(), "tiny.raw")

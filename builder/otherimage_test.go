@@ -74,8 +74,8 @@ func layoutOfTwo(t *testing.T, p *project) (first, second, file string) {
 	return first, second, file
 }
 
-// TestLockedManifest checks what happens if the layout lacks the locked manifest of an index: only
-// a build that may renew the lock uses the other manifest.
+// TestLockedManifest checks that if the layout lacks the locked manifest of an index, a build uses
+// another manifest only if it may renew the lock.
 func TestLockedManifest(t *testing.T) {
 	p := newProject(t, buildtest.Base(), nil)
 	first, second, file := layoutOfTwo(t, p)

@@ -28,7 +28,7 @@ func ParseImages(name string, data []byte, archs ...string) ([]*Image, error) {
 	return d.Images(archs...)
 }
 
-// Images is ParseImages for a document that has already been read.
+// Images is like ParseImages, for a document that has already been read.
 func (d *Document) Images(archs ...string) ([]*Image, error) {
 	doc := d.Document
 	if doc.Kind != KindImage {

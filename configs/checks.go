@@ -200,7 +200,7 @@ func badMAC(s string) string {
 	return ""
 }
 
-// badCardMAC is badMAC, but also requires that systemd can parse the address.
+// badCardMAC is like badMAC, but also requires that systemd can parse the address.
 func badCardMAC(s string) string {
 	if _, err := net.ParseMAC(s); err != nil {
 		return fmt.Sprintf("%q is not the MAC address of an interface, e.g. 52:54:00:12:34:56", strict.Shorten(s))

@@ -22,8 +22,8 @@ func LocateSite(name string, data []byte, probs Problems) Problems {
 	return probs
 }
 
-// LocateInventory is LocateSite for an Inventory. sites[i] are the problems of its i-th site. If
-// only defaults sets a field, its problem is reported there, once for all sites.
+// LocateInventory is like LocateSite, for an Inventory. sites[i] are the problems of its i-th site.
+// If only defaults sets a field, its problem is reported there, once for all sites.
 func LocateInventory(name string, data []byte, sites []Problems) Problems {
 	r := inventoryReport{doc: located(name, data)}
 	for i, probs := range sites {

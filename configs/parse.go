@@ -52,7 +52,7 @@ func ParseSite(name string, data []byte) (*Site, error) {
 	return d.Site(Secret{}, false)
 }
 
-// ParsePublicSite is ParseSite for a Site that may lack its credentials.
+// ParsePublicSite is like ParseSite, for a Site that may lack its credentials.
 func ParsePublicSite(name string, data []byte) (*Site, error) {
 	d, err := Read(name, data)
 	if err != nil {

@@ -59,7 +59,7 @@ func (inv *Inventory) setToken(token Secret, forced bool) {
 	}
 }
 
-// ParsePublicInventory is ParseInventory for Sites that may lack their credentials.
+// ParsePublicInventory is like ParseInventory, for Sites that may lack their credentials.
 func ParsePublicInventory(name string, data []byte) (*Inventory, error) {
 	d, err := Read(name, data)
 	if err != nil {
@@ -68,7 +68,8 @@ func ParsePublicInventory(name string, data []byte) (*Inventory, error) {
 	return parseInventory(d.Document, false)
 }
 
-// ParseWholeInventory is ParsePublicInventory, but does not limit the number of reported problems.
+// ParseWholeInventory is like ParsePublicInventory, but does not limit the number of reported
+// problems.
 func ParseWholeInventory(name string, data []byte) (*Inventory, error) {
 	d, err := Read(name, data)
 	if err != nil {

@@ -431,7 +431,7 @@ func EncodeSlot(s *Site) ([]byte, error) { return encodeSite(s, nil) }
 // SlotNode returns the YAML tree that EncodeSlot encodes.
 func SlotNode(s *Site) *yaml.Node { return strict.Node(s, nil) }
 
-// EncodeSlotFor is EncodeSlot, but includes only the fields in known.
+// EncodeSlotFor is like EncodeSlot, but includes only the fields in known.
 func EncodeSlotFor(s *Site, known []string) ([]byte, error) {
 	set := map[string]bool{}
 	for _, f := range known {

@@ -308,8 +308,8 @@ func (c *networkCheck) addresses(path string, f Addressing) (prefixes []netip.Pr
 	return prefixes, unparsed
 }
 
-// isReserved reports whether a is in a reserved network. Then a itself is the problem, whatever its
-// prefix length.
+// isReserved reports whether a is in a reserved network. No prefix length makes such an address
+// valid.
 func isReserved(a netip.Addr) bool {
 	return a.IsValid() && !a.IsUnspecified() && (a.Is4() && (forms.ThisNetwork.Contains(a) || forms.ReservedV4.Contains(a)) || a.Is4In6())
 }
@@ -367,8 +367,8 @@ func (c *networkCheck) gateway(path string, f Addressing, prefixes []netip.Prefi
 	c.defaultRoute(path, gatewayKey{g.Is4(), f.Metric})
 }
 
-// OnLink reports whether a gateway outside the interface's networks is reached directly. That is so
-// if all addresses of the gateway's family have the prefix length /32 or /128.
+// OnLink reports whether a gateway outside the interface's networks is reached directly. This
+// requires that all addresses of the gateway's family have the prefix length /32 or /128.
 func OnLink(addresses []string, gateway netip.Addr) bool {
 	single := false
 	for _, s := range addresses {

@@ -29,7 +29,7 @@ const (
 // Validate returns all problems of s, or nil. It does not change s, whose defaults must be set.
 func (s *Site) Validate() Problems { return s.validate(true) }
 
-// ValidatePublic is Validate for a Site that may lack its credentials.
+// ValidatePublic is like Validate, for a Site that may lack its credentials.
 func (s *Site) ValidatePublic() Problems { return s.validate(false) }
 
 func (s *Site) validate(credentials bool) Problems {

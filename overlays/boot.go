@@ -48,8 +48,8 @@ var initrdScript string
 // root is mounted. Without it, a newly written root gets the machine ID only at its second boot.
 func InitrdScript() string { return initrdScript }
 
-// CommandLine returns the kernel command line for the root partition with this label. Partition
-// GUIDs are only here, so that the content of the root is the same on every disk.
+// CommandLine returns the kernel command line for the root partition with this label. Only the
+// command line contains partition GUIDs, so that the content of the root is the same on every disk.
 func CommandLine(img *configs.Image, f Facts, root string) (string, error) {
 	guids := map[string]string{}
 	var errs []error

@@ -31,8 +31,8 @@ type Pushed struct {
 	Stored, Sent int64
 }
 
-// Push uploads a golden image to a registry and verifies it meanwhile. It sets the tag only after
-// both have succeeded.
+// Push uploads a golden image to a registry and verifies it during the upload. It sets the tag only
+// after both have succeeded.
 func Push(ctx context.Context, path string, ref imageref.Ref, o Options) (*Pushed, error) {
 	if ref.Digest != "" {
 		return nil, fmt.Errorf("pushing to %s: the digest is known only after the push: name a tag, as in %s:1.2.3", ref, ref.Repo())
@@ -83,8 +83,8 @@ type push struct {
 	begun  chan struct{} // closed when the first part can be sent
 
 	mu sync.Mutex
-	// here contains the digests of blobs that were sent or are being sent, so that equal parts are
-	// sent once.
+	// here contains the digests of the blobs that were sent or are being sent. Equal parts are sent
+	// only once.
 	here map[imageref.Digest]bool
 	done int64
 }

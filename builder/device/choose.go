@@ -73,8 +73,8 @@ func find(ctx context.Context, path string) (*Disk, error) {
 	return found.Find(path)
 }
 
-// stillIs checks that the opened disk is the listed one, because another disk may have been plugged
-// in meanwhile. An open disk cannot be replaced.
+// stillIs checks that the opened disk is the listed one: between listing and opening, another disk
+// may have been plugged in. An open disk cannot be replaced.
 func (t *Target) stillIs(ctx context.Context, d *Disk) error {
 	if t.IsFile() {
 		return nil

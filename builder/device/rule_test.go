@@ -48,7 +48,7 @@ func TestRule(t *testing.T) {
 		{"bus=mmc", "mmcblk0"},
 		{"bus=sd", "mmcblk1"},
 		{"smallest-sd", "mmcblk1"},
-		{"/dev/sdb", ""}, // there is no such device here
+		{"/dev/sdb", ""}, // this path need not exist on the test's computer
 	} {
 		r, err := ParseRule(c.rule)
 		if err != nil {

@@ -35,7 +35,7 @@ func realistic(b *testing.B) (Spec, fileBlobs) {
 	rnd := rand.NewChaCha8([32]byte{1})
 	buf := make([]byte, 1<<20)
 	for off := int64(0); off < size; off += int64(len(buf)) {
-		rnd.Read(buf[:len(buf)/2]) // the other half stays zero and compresses
+		rnd.Read(buf[:len(buf)/2]) // the second half of buf stays zero, and compresses
 		if _, err := f.WriteAt(buf, off); err != nil {
 			b.Fatal(err)
 		}

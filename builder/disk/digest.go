@@ -123,8 +123,8 @@ func Parallel(ctx context.Context, n int, worker func() func(int) error) error {
 	return parallel(ctx, n, nil, worker)
 }
 
-// parallel is Parallel. If spare is not nil, the last of several workers starts only after spare is
-// closed.
+// parallel is like Parallel. If spare is not nil, the last of several workers starts only after
+// spare is closed.
 func parallel(ctx context.Context, n int, spare <-chan struct{}, worker func() func(int) error) error {
 	var next atomic.Int64
 	var failed atomic.Bool

@@ -238,7 +238,7 @@ func Compute(s Spec) (*Layout, error) {
 		at += info.Size
 		l.Parts = append(l.Parts, info)
 	}
-	// The image only needs space for the backup table here: the device is larger anyway.
+	// After the last partition, the image needs space only for the backup table.
 	l.Size = at + 1<<20
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
@@ -303,8 +303,8 @@ func (e *SizeError) Error() string {
 	return fmt.Sprintf("the content and headroom need %d MiB, but the size is %d MiB: increase the size, or remove it to have it computed", roundUp(e.Need, 1<<20)>>20, e.Given>>20)
 }
 
-// fileSystem returns the size of a partition's file system in bytes: given or, if that is 0, what
-// its contents need. It calls bad for each error.
+// fileSystem returns the size of a partition's file system in bytes: given or, if given is 0, the
+// size that its contents need. It calls bad for each error.
 func (s *Spec) fileSystem(p *Partition, given int64, bad func(string, ...any)) int64 {
 	switch p.FS {
 	case Ext4:

@@ -193,8 +193,8 @@ func FindGoVersion(ctx context.Context, c *Cache, r GoRecipe) error {
 	return err
 }
 
-// Compiled returns the blob of each of the recipe's packages if the Go release that would compile
-// them here has already compiled all of them.
+// Compiled returns the blob of each of the recipe's packages. It returns false unless the Go
+// release that this computer would use has already compiled all of them.
 func Compiled(ctx context.Context, c *Cache, r GoRecipe) (map[string]string, bool) {
 	g, err := newGoTool(r, io.Discard)
 	if err != nil {
@@ -294,8 +294,8 @@ type goTool struct {
 	log        io.Writer
 }
 
-// environ returns the environment for go, with all settings that affect the result. No such value
-// is empty: go would then use the one in its env file.
+// environ returns the environment for go, with all settings that affect the result. None of their
+// values is empty: instead of an empty value, go would use the one in its env file.
 func (g *goTool) environ() []string {
 	drop := []string{"GOFLAGS", "GOEXPERIMENT", "GODEBUG", "GOOS", "GOARCH", "GOROOT", "GOBIN", "GO111MODULE", "GOGCCFLAGS", "CC", "CXX", "PWD"}
 	env := slices.DeleteFunc(procgroup.Environ(), func(kv string) bool {

@@ -118,7 +118,8 @@ func (c *Cache) Notes() (int64, error) {
 type Limits struct {
 	// UsedSince, if set, removes all blobs that were last used before it.
 	UsedSince time.Time
-	// Keep, if not nil, removes the least recently used blobs until at most so many bytes are left.
+	// Keep, if not nil, removes the least recently used blobs until at most this number of bytes is
+	// left.
 	Keep *int64
 	// DryRun only reports what Prune would remove.
 	DryRun bool
@@ -142,8 +143,9 @@ func (a *Amount) add(s Stored) {
 	a.Bytes += s.Size
 }
 
-// Prune removes blobs according to the limits. A new build waits meanwhile. A running build keeps
-// the blobs that it has used, and fetches or makes other blobs again if it needs them.
+// Prune removes blobs according to the limits. A build that starts while Prune runs waits for its
+// end. A running build keeps the blobs that it has used, and fetches or makes other blobs again if
+// it needs them.
 func (c *Cache) Prune(l Limits) (Pruned, error) {
 	var p Pruned
 	// newSession and Has never hold both locks at once, so the order does not matter.

@@ -52,8 +52,8 @@ func there(c *Cache, sha string) bool {
 func TestPrune(t *testing.T) {
 	const day = 24 * time.Hour
 	keep := func(n int64) *int64 { return &n }
-	// The blobs have 4, 3, 3 and 3 bytes. The last use of each was before that of the preceding
-	// blob.
+	// The blobs have 4, 3, 3 and 3 bytes. The first was used most recently, and the last one
+	// longest ago.
 	for _, tt := range []struct {
 		name   string
 		limits Limits

@@ -27,8 +27,8 @@ var compressions = []struct {
 	{"gzip", []string{"\x1f\x8b\x08"}, func(r *bufio.Reader) (io.Reader, error) { return gzip.NewReader(r) }},
 	{"zstd", []string{"\x28\xb5\x2f\xfd"}, openZstd},
 	{"xz", []string{"\xfd7zXZ\x00"}, openXZ},
-	// The magic bytes are those of a first block, and of the end of an empty file. In both, the
-	// digit for the block size is removed (see magicOf).
+	// A file begins with a first block, or with the end mark of an empty file. Both are without the
+	// digit for the block size (see magicOf).
 	{"bzip2", []string{"BZh1AY&SY", "BZh\x17\x72\x45\x38\x50\x90"}, func(r *bufio.Reader) (io.Reader, error) { return bzip2.NewReader(r), nil }},
 }
 

@@ -50,7 +50,7 @@ func (c *Cache) rederive(key string) error {
 // Several goroutines may call it. The caller must call OnDamage before the first use.
 func (c *Cache) OnDamage(tell func(sha string)) { c.damaged = tell }
 
-// verdict is what a session knows about a blob.
+// verdict is the state of a blob in a session.
 type verdict struct {
 	mu sync.Mutex
 	// admitted is the state in which the blob was valid, or nil if it was not admitted.
@@ -83,8 +83,8 @@ func (c *Cache) Has(sha string) bool {
 	return c.has(sha, v) == nil
 }
 
-// has is Has for a caller that holds v.mu. It returns nil, or the reason why the blob cannot be
-// used.
+// has is like Has, for a caller that holds v.mu. It returns nil, or the reason why the blob cannot
+// be used.
 func (c *Cache) has(sha string, v *verdict) (err error) {
 	if v.look(c.BlobPath(sha)); v.admitted == nil {
 		v.admitted, err = c.admit(sha)
@@ -93,7 +93,7 @@ func (c *Cache) has(sha string, v *verdict) (err error) {
 }
 
 // admit checks a blob before its first use in this session, marks it as used, and returns its
-// state. Prune cannot remove the blob meanwhile.
+// state. While admit runs, Prune cannot remove the blob.
 func (c *Cache) admit(sha string) (fs.FileInfo, error) {
 	if !isSHA256(sha) {
 		return nil, fs.ErrNotExist
@@ -130,7 +130,7 @@ func (c *Cache) admit(sha string) (fs.FileInfo, error) {
 // read from it may be wrong.
 func (c *Cache) Unchanged() error { return c.unchangedBut("") }
 
-// unchangedBut is Unchanged for all blobs except one that the session did not read.
+// unchangedBut is like Unchanged, for all blobs except one that the session did not read.
 func (c *Cache) unchangedBut(one string) error {
 	var changed []string
 	c.verdicts.Range(func(sha, v any) bool {
@@ -310,7 +310,7 @@ func settle(f *os.File) error {
 	return os.Chtimes(f.Name(), time.Time{}, fi.ModTime().Add(-coarseStampTime))
 }
 
-// sameState reports whether two states are those of one file, without a write in between.
+// sameState reports whether two states belong to the same file, without a write in between.
 func sameState(a, b fs.FileInfo) bool {
 	if id := FileState(a); id != "" {
 		return id == FileState(b)
@@ -325,7 +325,7 @@ type Verified struct {
 }
 
 // Verify hashes every blob. Unless dryRun is set, it removes damaged blobs; the next build that
-// needs one fetches or makes it again. If a blob cannot be read, Verify reports that and goes on.
+// needs one fetches or makes it again. If a blob cannot be read, Verify reports this and continues.
 func (c *Cache) Verify(ctx context.Context, dryRun bool, progress func(done, total int64)) (Verified, error) {
 	v := Verified{Damaged: []Stored{}}
 	blobs, err := c.List()

@@ -552,8 +552,8 @@ func isSparse(h *tar.Header) bool {
 	return false
 }
 
-// account computes the disk usage that containerd would record for the snapshot: that of du on a
-// file system with 4 KiB blocks.
+// account computes the disk usage that containerd would record for the snapshot, as du would report
+// it on a file system with 4 KiB blocks.
 func (s *snapshot) account() error {
 	const block = 4096
 	links := map[*tree.Inode]int{}

@@ -82,7 +82,7 @@ func TestVerifyOnDisk(t *testing.T) {
 	}
 }
 
-// zeros is a reader of so many zero bytes.
+// zeros is a reader that returns this number of zero bytes.
 type zeros int64
 
 func (z *zeros) Read(p []byte) (int, error) {

@@ -1,4 +1,4 @@
 package images
 
-// Sole is the reference that means the only image of a layout or archive, whatever its name is.
+// Sole is a reference to the only image of a layout or archive, whatever its name.
 const Sole = "sole.invalid/image:only"

@@ -141,7 +141,7 @@ func resolveOne(ctx context.Context, c *fetch.Cache, img configs.ContainerImage,
 	if err != nil {
 		return nil, badBlob("manifest", p.Target, ref, src, err)
 	}
-	// The digest may be that of the index, or that of a manifest in it.
+	// The digest may belong to the index, or to a manifest in it.
 	pinsTarget := ref.Digest == "" || ref.Digest == p.Target.Digest
 	p.Manifest = p.Target
 	platformKnown := false
@@ -207,7 +207,8 @@ func cachedRoot(c *fetch.Cache, img configs.ContainerImage, ref imageref.Ref) (d
 
 // parseManifest decodes an index or a manifest as containerd does. It sets the media type to the
 // document's own or, if there is none, to OCI's type for the contents. So the type depends on the
-// digest alone. It rejects an index whose descriptor has the type of a manifest, and vice versa.
+// digest alone. It rejects an index whose descriptor says that it is a manifest, and a manifest
+// whose descriptor says that it is an index.
 func parseManifest(raw []byte, mediaType *string) (manifestDoc, error) {
 	var parts struct {
 		MediaType string          `json:"mediaType"`

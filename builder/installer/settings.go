@@ -21,7 +21,7 @@ import (
 // Settings contains the options that a person chooses for an installer.
 type Settings struct {
 	Disk      string // the rule that selects a machine's disk
-	Then      string // what to do after the installation: ondisk.ThenPowerOff or ThenReboot
+	Then      string // ondisk.ThenPowerOff or ThenReboot, after the installation
 	Reinstall bool   // overwrite a disk that has an edgebake image, once for each installer
 }
 

@@ -20,8 +20,8 @@ import (
 	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
-// root reads the files of a built image: those of ROOT-A, and those of DATA, which the machine
-// mounts on /var.
+// root reads the files of a built image: the files on ROOT-A, and the files on DATA, which the
+// machine mounts on /var.
 type root struct{ system, data *ext4.Reader }
 
 // root opens the image's file systems. It returns nil for a disk that a machine has booted, whose

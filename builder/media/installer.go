@@ -316,7 +316,7 @@ func (s Source) open() (*Image, error) {
 	return m, nil
 }
 
-// PrepareFlashFrom is PrepareFlash for a Source.
+// PrepareFlashFrom is like PrepareFlash, for a Source.
 func PrepareFlashFrom(s Source, o FlashOptions) (*Flash, error) {
 	m, err := s.open()
 	if err != nil {

@@ -141,7 +141,7 @@ func (m *Image) Close() {
 	}
 }
 
-// foreign lists the first bytes of files that people mistake for images, with what they are.
+// foreign lists kinds of files that people mistake for images, with their first bytes.
 var foreign = []struct{ magic, is string }{
 	{"QFI\xfb", "a qcow2 image: convert it with qemu-img convert -O raw"},
 	{"\x1f\x8b", "compressed with gzip: decompress it first"},
@@ -271,8 +271,8 @@ type partError struct{ error }
 func (e *partError) Unwrap() error        { return e.error }
 func (e *partError) Is(target error) bool { return target == ErrNotOurs }
 
-// ours returns the partition table of an edgebake image from its first bytes, or nil if they are
-// not those of an edgebake image.
+// ours returns the partition table of an edgebake image from its first bytes, or nil for any other
+// file.
 func ours(head io.ReaderAt) *gpt.Table {
 	t, err := gpt.Read(padded{head}, 1<<50)
 	if err != nil || !slices.ContainsFunc(t.Partitions, func(p gpt.Partition) bool { return p.Name == ondisk.LabelSlot }) {

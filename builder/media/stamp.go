@@ -40,7 +40,7 @@ type Site struct {
 // SlotFiles returns the files of the slot, including the Site or the Inventory.
 func (s Site) SlotFiles() (map[string][]byte, error) { return s.slotFiles(configs.SiteFields()) }
 
-// slotFiles is SlotFiles for an image that knows only the given fields of a Site.
+// slotFiles is like SlotFiles, for an image that knows only the given fields of a Site.
 func (s Site) slotFiles(known []string) (map[string][]byte, error) {
 	files := map[string][]byte{}
 	maps.Copy(files, s.Files)
@@ -225,7 +225,7 @@ func (m *Image) filesFor(s Site) (map[string][]byte, error) {
 	return s.slotFiles(known)
 }
 
-// encodeSlot is slotOf, and also returns the bytes from slot.Encode.
+// encodeSlot is like slotOf, but also returns the bytes from slot.Encode.
 func (m *Image) encodeSlot(s Site, o StampOptions) (slot.Contents, []byte, error) {
 	c, err := m.slotOf(s, o)
 	if err != nil {
@@ -382,8 +382,8 @@ func (w window) ReadAt(p []byte, off int64) (int, error) { return w.f.ReadAt(p, 
 
 func (w window) WriteAt(p []byte, off int64) (int, error) { return w.f.WriteAt(p, w.off+off) }
 
-// Coherent reports whether reads return what other programs have written. That is not certain for a
-// device, which may have another name with its own cache.
+// Coherent reports whether reads see the writes of other programs. For a device, that is not
+// certain, since it may also be open under another name, which has its own cache.
 func (w window) Coherent() bool {
 	st, err := w.f.Stat()
 	return err == nil && st.Mode().IsRegular()

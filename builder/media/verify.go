@@ -34,7 +34,7 @@ func Verify(ctx context.Context, path string, progress func(done, total int64)) 
 	return g.Verify(ctx, progress, nil)
 }
 
-// Verify is the function Verify for an open image. Unless spare is nil, one processor is left
+// Verify is like the function Verify, for an open image. Unless spare is nil, one processor is left
 // unused until spare is closed.
 func (m *Image) Verify(ctx context.Context, progress func(done, total int64), spare <-chan struct{}) error {
 	return m.verifyWith(ctx, func(ctx context.Context) (disk.Digest, error) {

@@ -148,8 +148,8 @@ func (fw Firmware) OwnVars(path string) (Firmware, error) {
 }
 
 // Overlay creates a qcow2 file that receives all writes to image, which may be a file or a disk.
-// size is the size of the machine's disk in bytes, or 0 for that of the image. A larger disk is
-// like a device that the image was flashed to.
+// size is the size of the machine's disk in bytes, or 0 for the size of the image. A larger size is
+// like that of a device to which the image was flashed.
 func Overlay(ctx context.Context, image, overlay string, size int64) error {
 	abs, err := filepath.Abs(image)
 	if err != nil {

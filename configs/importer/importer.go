@@ -400,7 +400,7 @@ func fieldPath(field string) (path []step, kind reflect.Type, free bool, bad str
 	return path, kind, free, bad
 }
 
-// fieldOf is fieldPath for any field of a Site.
+// fieldOf is like fieldPath, but accepts any field of a Site.
 func fieldOf(field string) (path []step, kind reflect.Type, free bool, bad string) {
 	fail := func(format string, args ...any) ([]step, reflect.Type, bool, string) {
 		return nil, nil, false, fmt.Sprintf(format, args...)

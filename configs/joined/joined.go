@@ -33,7 +33,7 @@ func Each(err error, wrap func(error) error) error {
 	return join(out)
 }
 
-// join is errors.Join, but it returns a single error unchanged.
+// join is like errors.Join, but it returns a single error unchanged.
 func join(errs []error) error {
 	if len(errs) == 1 {
 		return errs[0]

@@ -138,7 +138,7 @@ func (ps Problems) First(file string, more int) Problems {
 	return ps.Cut(file, more)
 }
 
-// Cut is First for problems that are already sorted.
+// Cut is like First, for problems that are already sorted.
 func (ps Problems) Cut(file string, more int) Problems {
 	if len(ps) > MaxProblems {
 		more += len(ps) - MaxProblems

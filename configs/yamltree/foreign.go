@@ -186,7 +186,7 @@ func Unmarshal(text []byte, into any) error {
 // blank. Each makes at most three nodes.
 func TooDense(text []byte) error { return DenserThan(text, maxMarks) }
 
-// DenserThan is TooDense with another limit.
+// DenserThan is like TooDense, with another limit.
 func DenserThan(text []byte, limit int) error {
 	marks, line, begin := 0, 1, true
 	for i, b := range text {

@@ -146,7 +146,7 @@ func Resolve(n *yaml.Node) *yaml.Node {
 	return resolve(n)
 }
 
-// put is Set for a key that is a node, whose position is kept.
+// put is like Set, for a key that is a node, whose position is kept.
 func put(m, key, value *yaml.Node) {
 	if i := Index(m, key.Value); i >= 0 {
 		m.Content[i+1] = value
