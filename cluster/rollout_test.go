@@ -207,9 +207,9 @@ func TestRollout(t *testing.T) {
 	f.Pod("default", "agent", "shop-1", "DaemonSet")
 	f.Pod("default", "bare", "shop-1", "")
 	refusals := 2
-	f.Evicted = func(path string) int {
-		if path != "/api/v1/namespaces/default/pods/web" || !f.cordonedUnlocked("shop-1") {
-			t.Errorf("%s was evicted", path)
+	f.Evicted = func(path string, cordoned bool) int {
+		if path != "/api/v1/namespaces/default/pods/web" || !cordoned {
+			t.Errorf("%s was evicted; its node was cordoned: %t", path, cordoned)
 		}
 		if refusals--; refusals >= 0 {
 			return http.StatusTooManyRequests
@@ -242,9 +242,6 @@ func TestRollout(t *testing.T) {
 		t.Errorf("%v, %d restarts", err, f.machines["shop-1"].Restarts)
 	}
 }
-
-// cordonedUnlocked always returns true: Cordoned would deadlock inside a request.
-func (f *fleet) cordonedUnlocked(string) bool { return true }
 
 // TestRolloutBudget checks that a rollout ends when its budget is used up, and never exceeds the
 // budget, however many nodes fail or fetch.

@@ -26,9 +26,9 @@ type Server struct {
 	// Before, if not nil, is called before each request. It returns the HTTP status of an error, or
 	// 0 to serve the request.
 	Before func(r *http.Request) int
-	// Evicted, if not nil, returns the HTTP status of a request to evict a pod. If it is nil, a pod
-	// is evicted at once.
-	Evicted func(path string) (status int)
+	// Evicted, if not nil, returns the HTTP status of a request to evict a pod, whose node may be
+	// cordoned. If Evicted is nil, a pod is evicted at once.
+	Evicted func(path string, cordoned bool) (status int)
 
 	server  *httptest.Server
 	mu      sync.Mutex
@@ -271,7 +271,9 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		json.NewEncoder(w).Encode(in)
 	case r.Method == http.MethodPost && evicts:
 		if s.Evicted != nil {
-			if code := s.Evicted(pod); code != 0 {
+			node, _ := s.objects[pod]["spec"].(Object)["nodeName"].(string)
+			cordoned, _ := s.objects[nodesPath+"/"+node]["spec"].(Object)["unschedulable"].(bool)
+			if code := s.Evicted(pod, cordoned); code != 0 {
 				refuse(code, http.StatusText(code))
 				return
 			}

@@ -150,7 +150,7 @@ exit code is 1 if something is missing.`,
 				io.WriteString(s.Bytes(), mark(s, f.State))
 				fmt.Fprintf(s.Out, " %s\n", f.Name)
 				if f.Detail != "" {
-					fmt.Fprintf(s.Out, "    %s\n", f.Detail)
+					fmt.Fprintf(s.Out, "    %s\n", strings.ReplaceAll(f.Detail, "\n", "\n    "))
 				}
 				if f.Fix != "" {
 					fmt.Fprintf(s.Out, "    to fix: %s\n", f.Fix)

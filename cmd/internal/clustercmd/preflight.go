@@ -158,16 +158,22 @@ func imageChecks(g *media.Image, doc media.Site) []cluster.Check {
 
 func printChecks(s console.Streams, checks []cluster.Check) {
 	var rows [][]string
-	var marks []string // one mark per row
+	var marks []string // one for each row, which is one line
 	var notRead []string
 	for _, c := range checks {
 		if c.Detail == cluster.NotRead {
 			notRead = append(notRead, c.Name)
 			continue
 		}
-		marks, rows = append(marks, mark(s, c.State)), append(rows, []string{c.Name, c.Site, c.Detail})
+		first, more, _ := strings.Cut(c.Detail, "\n")
+		marks, rows = append(marks, mark(s, c.State)), append(rows, []string{c.Name, c.Site, first})
 		if c.Fix != "" {
-			marks, rows = append(marks, " "), append(rows, []string{"", "", "to fix: " + c.Fix})
+			more += "\nto fix: " + c.Fix
+		}
+		for line := range strings.SplitSeq(strings.TrimPrefix(more, "\n"), "\n") {
+			if line != "" {
+				marks, rows = append(marks, " "), append(rows, []string{"", "", line})
+			}
 		}
 	}
 	var table bytes.Buffer
@@ -177,10 +183,8 @@ func printChecks(s console.Streams, checks []cluster.Check) {
 		fmt.Fprintf(&table, "not checked: %s\n", strings.Join(notRead, ", "))
 	}
 	for line := range strings.Lines(table.String()) {
-		if len(marks) > 0 { // there may be more lines than marks: a check's detail may have several lines
-			io.WriteString(s.Bytes(), marks[0]+" ")
-			marks = marks[1:]
-		}
+		io.WriteString(s.Bytes(), marks[0]+" ")
+		marks = marks[1:]
 		fmt.Fprintln(s.Out, strings.TrimRight(line, " \n"))
 	}
 }
