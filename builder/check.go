@@ -89,8 +89,8 @@ func isLeftover(p string) bool {
 	return false
 }
 
-// checkModules warns about modules in kernel.modules that the kernel does not have as a file, built
-// in or under an alias.
+// checkModules warns about modules in kernel.modules that the kernel has neither as a file, nor
+// built in, nor under an alias.
 func (b *executor) checkModules(nodes []tree.Node) error {
 	if len(b.img.Kernel.Modules) == 0 {
 		return nil

@@ -184,7 +184,7 @@ func interrupt(t *testing.T, script string) (notes string, err error) {
 		t.Fatal(err)
 	}
 	// Handle interrupts as edgebake's main does. A shell starts background programs with interrupts
-	// ignored, and without this the build's programs would inherit that.
+	// ignored. Without this handler, the build's programs would ignore them too.
 	ctx, cancel := signal.NotifyContext(t.Context(), os.Interrupt)
 	defer cancel()
 	o := p.options(filepath.Join(t.TempDir(), "x.raw"))

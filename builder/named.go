@@ -195,8 +195,8 @@ func realPath(p string) (string, error) {
 	return filepath.EvalSymlinks(p)
 }
 
-// notThere adds to the error for a missing file from which directory relative paths start: users
-// often expect another one.
+// notThere adds the directory where relative paths start to the error for a missing file, because
+// users often expect another directory.
 func notThere(err error) error {
 	var at *fs.PathError
 	if !errors.As(err, &at) || !errors.Is(err, fs.ErrNotExist) {

@@ -60,7 +60,7 @@ func ownerHere(dir string) (uint32, error) {
 }
 
 // tighten removes write permission for group and others from an empty directory, such as a
-// container's volume. Its creator meant it for a new cache.
+// container's volume. Such a directory was made for a new cache.
 func tighten(dir string) error {
 	fi, err := os.Stat(dir)
 	if err != nil || fi.Mode()&0o022 == 0 || fi.Mode()&fs.ModeSticky != 0 {

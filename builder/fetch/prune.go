@@ -238,8 +238,8 @@ type session struct {
 	owner   uint32
 }
 
-// mayUse reports whether the session may depend on a blob: either it was used since the session
-// began, or another user owns its files, so that the session could not mark it as used.
+// mayUse reports whether the session may depend on a blob: either the blob was used since the
+// session began, or another user owns its files, so that the session could not mark it as used.
 func (r session) mayUse(s Stored) bool {
 	return !s.Used.Before(r.started) || r.owner != 0 && slices.ContainsFunc(s.owners, func(o uint32) bool { return o != r.owner })
 }

@@ -27,8 +27,8 @@ var compressions = []struct {
 	{"gzip", []string{"\x1f\x8b\x08"}, func(r *bufio.Reader) (io.Reader, error) { return gzip.NewReader(r) }},
 	{"zstd", []string{"\x28\xb5\x2f\xfd"}, openZstd},
 	{"xz", []string{"\xfd7zXZ\x00"}, openXZ},
-	// A file begins with a first block, or with the end mark of an empty file. Both are without the
-	// digit for the block size (see magicOf).
+	// A bzip2 file begins with a block or, if the content is empty, with the end mark. In both
+	// magics, the digit for the block size is left out (see magicOf).
 	{"bzip2", []string{"BZh1AY&SY", "BZh\x17\x72\x45\x38\x50\x90"}, func(r *bufio.Reader) (io.Reader, error) { return bzip2.NewReader(r), nil }},
 }
 

@@ -207,7 +207,7 @@ func (r Report) Text(what string) string {
 	return b.String()
 }
 
-// isIndex reports whether a media type is an index.
+// isIndex reports whether a media type is that of an index.
 func isIndex(mediaType string) bool {
 	return mediaType == ociIndex ||
 		mediaType == "application/vnd.docker.distribution.manifest.list.v2+json"

@@ -21,8 +21,8 @@ const (
 	// imageLayers is the limit for all layers of an image, as a multiple of the limit for one
 	// layer.
 	imageLayers = 4
-	// holeShare limits the holes of sparse files, which add no bytes to an image: all images
-	// together may have holes of 1/holeShare of a layer's limit.
+	// holeShare limits the holes of sparse files, which add no bytes to an image. The holes of all
+	// images together may be as large as 1/holeShare of a layer's limit.
 	holeShare = 8
 	// pathBytes is the largest average length of a path, in bytes.
 	pathBytes = 256

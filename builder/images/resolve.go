@@ -259,8 +259,8 @@ var (
 	errIsIndex    = errors.New("the descriptor says manifest, but the blob is an index; have the image pushed again")
 )
 
-// readStrict decodes a document into containerd's own type. containerd could not run the image if
-// this fails.
+// readStrict decodes a document into containerd's own type. containerd could not run an image that
+// readStrict rejects.
 func readStrict(raw []byte, into any) error {
 	if err := json.Unmarshal(raw, into); err != nil {
 		return fmt.Errorf("containerd cannot read it: %w; have the image built again", plainJSON(err))

@@ -265,7 +265,8 @@ func NewChunks(f io.ReaderAt, size int64, tail []byte) (*Chunks, error) {
 	return &Chunks{z: z, sums: make([][32]byte, n), seen: make([]bool, n), zero: sha256.Sum256(make([]byte, disk.Align))}, nil
 }
 
-// ahead reads a file that is still being written to f, but whose end, from at on, is already known.
+// ahead reads a file while its first part, up to the offset at, is still being written to f. tail
+// holds the rest.
 type ahead struct {
 	f    io.ReaderAt
 	tail []byte

@@ -81,7 +81,7 @@ type sliceWriterAt []byte
 func (r sliceWriterAt) WriteAt(p []byte, off int64) (int, error) { return copy(r[off:], p), nil }
 
 // TestWhatNoDigestCovers checks that verify and flash with a key reject an image that could boot
-// something else than the build. No digest covers partition types and attributes, or files in the
+// something other than the build. No digest covers partition types and attributes, or files in the
 // slot.
 func TestWhatNoDigestCovers(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "g.raw")
@@ -199,8 +199,8 @@ func rewrite(t *testing.T, m *Image, change func([]byte)) {
 }
 
 // TestSlotsOfOtherPrograms checks that verify --key rejects a slot that another program has
-// changed, and that flash --key writes the slot as edgebake makes it: firmware may read other FATs
-// differently.
+// changed, and that flash --key writes the slot as edgebake makes it, because firmware may read
+// another program's FAT in another way.
 func TestSlotsOfOtherPrograms(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "g.raw")
 	meta, key := signed(t, path)

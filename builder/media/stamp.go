@@ -453,12 +453,12 @@ func copyRange(dst, src *os.File, off, n int64) error {
 	return err
 }
 
-// shorter returns the error for a file that has been truncated to less than size bytes.
+// shorter returns the error for a file that has been truncated to fewer than size bytes.
 func shorter(src *os.File, size int64) error {
 	return fmt.Errorf("reading %s: %w: it has become shorter than %d bytes: find the program that writes to it", src.Name(), io.ErrUnexpectedEOF, size)
 }
 
-// checkLength returns an error if a file has less than size bytes.
+// checkLength returns an error if a file has fewer than size bytes.
 func checkLength(src *os.File, size int64) error {
 	fi, err := src.Stat()
 	if err == nil && fi.Size() < size {

@@ -163,7 +163,7 @@ func Stem(image string) string {
 	return strings.TrimSuffix(strings.TrimSuffix(image, ".zst"), ".raw")
 }
 
-// Report returns the file name of an image's report, and SBOM that of its SBOM.
+// Report returns the file name of an image's report. SBOM returns the file name of its SBOM.
 func Report(image string) string { return Stem(image) + ".report.json" }
 func SBOM(image string) string   { return Stem(image) + ".sbom.spdx.json" }
 

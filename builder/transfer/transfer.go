@@ -32,7 +32,7 @@ func Transport(connect, silence time.Duration) *http.Transport {
 }
 
 // Impatient wraps a transport. Reading a response fails with ErrStalled if the server sends nothing
-// for the time silence.
+// for the duration silence.
 func Impatient(base http.RoundTripper, silence time.Duration) http.RoundTripper {
 	return impatient{base, silence}
 }

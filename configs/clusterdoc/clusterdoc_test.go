@@ -182,8 +182,8 @@ func TestNamesOnAMaster(t *testing.T) {
 	}
 }
 
-// TestRoutesToPods checks which routes may lead into the pod CIDR: those to the pods of another
-// machine, which a cluster without a network plugin needs.
+// TestRoutesToPods checks that a route may lead to the pods of another machine, as a cluster
+// without a network plugin needs, but nowhere else in the pod CIDR.
 func TestRoutesToPods(t *testing.T) {
 	for route, ok := range map[string]bool{
 		"{to: 10.244.0.0/24, via: 192.168.7.11}":    true,

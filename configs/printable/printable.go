@@ -1,5 +1,5 @@
 // Package printable makes untrusted text safe to print. Messages quote texts from servers, disks
-// and documents, which may contain control characters for the terminal.
+// and documents, which may contain control characters that a terminal would obey.
 package printable
 
 import (

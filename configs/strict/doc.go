@@ -1,8 +1,8 @@
 // Package strict reads YAML documents into Go structs. It does not depend on particular documents.
 //
-// Machines that use a document are unattended, so mistakes must be found before. Nothing is
-// ignored: unknown fields, wrong types and repeated keys are problems. All problems are reported
-// together, each with its file, line, column and field.
+// Machines that use a document are unattended, so mistakes must be found before the machines get
+// it. Nothing is ignored: unknown fields, wrong types and repeated keys are problems. All problems
+// are reported together, each with its file, line, column and field.
 //
 // Struct tags define everything about a field except its description:
 //   - yaml: the name of the field; without omitempty, the field is required

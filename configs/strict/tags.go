@@ -242,7 +242,7 @@ func checkForm(f Field, checks Checks, probs *Problems) {
 }
 
 // checkOneOf reports structs with a wrong number of set fields that have the tag oneof. Exactly one
-// must be set; with oneof:"atmost", none may be set.
+// must be set or, with oneof:"atmost", at most one.
 func checkOneOf(v reflect.Value, path string, probs *Problems) {
 	switch {
 	case v.Kind() == reflect.Pointer && !v.IsNil():
