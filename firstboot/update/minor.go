@@ -205,7 +205,7 @@ func uncordonAfterKill(ctx context.Context, e *machine.Env) error {
 		return nil // the update still runs, or Release does this once the new system is kept
 	}
 	defer unlock()
-	return uncordon(ctx, e)
+	return endUpdate(ctx, e, restarting)
 }
 
 // evictAll requests the eviction of the Node's pods. It returns the pods that are left, with the

@@ -39,6 +39,45 @@ func ProvenOffline(e *machine.Env) error {
 	return run.ErrUnproven
 }
 
+// ending is the way in which an update ends on a machine.
+type ending int
+
+const (
+	restarting  ending = iota // the new system boots at the next restart
+	interrupted               // the same command continues the update
+	fellBack                  // the new system failed, and the machine runs the former one
+	kept                      // the machine keeps the new system
+)
+
+// endUpdate ends an update that is not running any more. Every ending makes the Node schedulable;
+// every ending except restarting releases the Lease. If endUpdate is killed, it can be run again.
+func endUpdate(ctx context.Context, e *machine.Env, how ending) error {
+	err := uncordon(ctx, e) // first, even if the rest fails
+	if how == restarting {
+		return err
+	}
+	err = errors.Join(err, releaseLease(ctx, e))
+	if how == interrupted {
+		return err
+	}
+	image, unread := site.ImageInfo(e)
+	if unread != nil {
+		return errors.Join(err, unread)
+	}
+	err = errors.Join(err, releaseImages(ctx, e, image))
+	if how == fellBack {
+		// Keep planFile: Status needs it to report the result.
+		return errors.Join(err, noteFailed(e), sweep(e, ""), e.Remove(spoolFile), e.Remove(offlineFile))
+	}
+	if described := describe(ctx, e, image); described != nil {
+		err = errors.Join(err, fmt.Errorf("describing the new system on the EFI system partition: %w", described))
+	}
+	if err != nil {
+		return err
+	}
+	return e.RemoveAll(Dir)
+}
+
 // Release finishes an update once the machine keeps a system, new or old. It uncordons the Node,
 // releases the Lease, unpins unlisted container images, updates image.json on the EFI system
 // partition for `stamp`, and removes downloads. UnitRelease runs it at each boot; during a trial,
@@ -53,30 +92,18 @@ func Release(ctx context.Context, e *machine.Env) error {
 		return err
 	}
 	defer unlock()
-	// Uncordon first, even if the rest fails: no running update needs an unschedulable Node.
-	cordoned := uncordon(ctx, e)
 	image, err := site.ImageInfo(e)
-	if err != nil {
-		return errors.Join(cordoned, err)
-	}
-	if plan == image.Plan {
-		images, described := releaseImages(ctx, e, image), describe(ctx, e, image)
-		if described != nil {
-			described = fmt.Errorf("describing the new system on the EFI system partition: %w", described)
-		}
-		if err := errors.Join(cordoned, releaseLease(ctx, e), images, described); err != nil {
-			return err
-		}
-		return e.RemoveAll(Dir)
-	}
+	how := restarting // also if the state cannot be read
 	switch s := settled(e); {
+	case err != nil:
+	case plan == image.Plan:
+		how = kept
 	case s != nil && s.Status == ondisk.UpdateInterrupted:
-		return errors.Join(cordoned, releaseLease(ctx, e)) // the same command continues the update
-	case s == nil || s.Status != ondisk.UpdateFailed:
-		return cordoned // the new system boots at the next restart
+		how = interrupted
+	case s != nil && s.Status == ondisk.UpdateFailed:
+		how = fellBack
 	}
-	// Keep planFile: Status needs it to report the result.
-	return errors.Join(cordoned, releaseLease(ctx, e), noteFailed(e), releaseImages(ctx, e, image), sweep(e, ""), e.Remove(spoolFile), e.Remove(offlineFile))
+	return errors.Join(endUpdate(ctx, e, how), err)
 }
 
 // describe replaces image.json on the EFI system partition with that of the running system, but

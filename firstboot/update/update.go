@@ -19,7 +19,6 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs/kubeadm"
-	"github.com/edgebake/edgebake/firstboot/controlplane"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
@@ -93,8 +92,17 @@ func Update(ctx context.Context, e *machine.Env, o Options, tell func(run.Step))
 		return &busy{err}
 	}
 	err = updateLocked(ctx, e, o, tell)
+	var unfinished error
+	if err != nil {
+		how := interrupted
+		if pending(e) {
+			how = restarting
+		}
+		unfinished = endUpdate(context.WithoutCancel(ctx), e, how)
+	}
 	unlock()
-	if err != nil && (e.Exists(cordonFile) || e.Exists(controlplane.UpdateLeaseFile) && !pending(e)) {
+	if unfinished != nil {
+		e.Log.Warn("ending the update", "error", unfinished)
 		// systemd restarts this unit until the Node is schedulable and other control-plane nodes
 		// may be updated.
 		if err := e.BoundedUnit(context.WithoutCancel(ctx), machine.JobTimeout, "start", ondisk.UnitRelease); err != nil {
@@ -104,20 +112,9 @@ func Update(ctx context.Context, e *machine.Env, o Options, tell func(run.Step))
 	return err
 }
 
-// updateLocked is Update, while the lock of run.Exclusive is held.
-func updateLocked(ctx context.Context, e *machine.Env, o Options, tell func(run.Step)) (err error) {
-	defer func() {
-		if err == nil {
-			return
-		}
-		back := uncordon(context.WithoutCancel(ctx), e)
-		if !pending(e) {
-			back = errors.Join(back, releaseLease(context.WithoutCancel(ctx), e))
-		}
-		if back != nil {
-			e.Log.Warn("ending the update", "error", back)
-		}
-	}()
+// updateLocked is Update, while the lock of run.Exclusive is held. After an error, the caller
+// calls endUpdate.
+func updateLocked(ctx context.Context, e *machine.Env, o Options, tell func(run.Step)) error {
 	if !o.byItself { // an automatic update has waited for first boot, and may be offline
 		if err := run.Idle(ctx, e); err != nil {
 			return &busy{err}
