@@ -156,12 +156,12 @@ func (e *Env) DisksWith(partUUID string) []string {
 // RootDisk returns the disk from which this system was started, with the partition mounted at /.
 // The result is cached for a pass; use LookUpRootDisk if the partitions' sizes may have changed.
 func (e *Env) RootDisk() (*Disk, error) {
-	if e.cache != nil && e.cache.disk != nil {
-		return e.cache.disk, nil
+	if e.Pass != nil && e.Pass.disk != nil {
+		return e.Pass.disk, nil
 	}
 	d, err := e.LookUpRootDisk()
-	if err == nil && e.cache != nil {
-		e.cache.disk = d
+	if err == nil && e.Pass != nil {
+		e.Pass.disk = d
 	}
 	return d, err
 }

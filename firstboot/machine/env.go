@@ -41,7 +41,8 @@ type Env struct {
 	FileSystems
 	Output
 
-	pass
+	// Pass is set by the runner. If it is nil, nothing is cached.
+	Pass *Pass
 }
 
 // Clock is the machine's clock.
@@ -205,16 +206,9 @@ type Output struct {
 	Console func(line string)
 	// Notify notifies systemd: "READY=1", "STATUS=…", "WATCHDOG=1".
 	Notify func(state string)
-}
-
-// pass is the state that a run sets with OnWaiting, OnNote and BeginPass.
-type pass struct {
-	// waiting receives texts that describe the running phase's wait.
-	waiting func(what string)
-	// noting receives each Note.
-	noting func(what string)
-	// cache holds the lookups of this pass. If it is nil, nothing is cached.
-	cache *passCache
+	// OnWaiting receives texts that describe the running phase's wait, and OnNote each Note.
+	// Whoever runs phases sets them; they may be nil.
+	OnWaiting, OnNote func(what string)
 }
 
 // Owner is the owner and the permissions of a file.
@@ -239,25 +233,19 @@ type Cmd struct {
 	Stdin  io.Reader
 }
 
-// OnWaiting sets the func that receives descriptions of waits. f may be nil.
-func (e *Env) OnWaiting(f func(what string)) { e.waiting = f }
-
-// OnNote sets the func that receives each note.
-func (e *Env) OnNote(f func(what string)) { e.noting = f }
-
 // Waiting describes the running phase's wait on the status line, in the state and in the report.
 // Repeating a text costs nothing.
 func (e *Env) Waiting(format string, args ...any) {
-	if e.waiting != nil {
-		e.waiting(fmt.Sprintf(format, args...))
+	if e.OnWaiting != nil {
+		e.OnWaiting(fmt.Sprintf(format, args...))
 	}
 }
 
 // Note reports that a part of the Site is not in effect although the node continues. The text is in
 // the report, and is printed once on the console.
 func (e *Env) Note(format string, args ...any) {
-	if e.noting != nil {
-		e.noting(fmt.Sprintf(format, args...))
+	if e.OnNote != nil {
+		e.OnNote(fmt.Sprintf(format, args...))
 	}
 }
 

@@ -110,14 +110,14 @@ func (c *Change) CarryOut(ctx context.Context, steps []Phase) error {
 // step attempts one step and reports its progress.
 func (c *Change) step(ctx context.Context, s Phase) result {
 	last := ""
-	c.e.OnWaiting(func(what string) {
+	c.e.OnWaiting = func(what string) {
 		if what != last {
 			last = what
 			c.tell(Step{s.Name, "waiting", what})
 		}
-	})
+	}
 	res := s.attempt(ctx, c.e, progress{})
-	c.e.OnWaiting(nil)
+	c.e.OnWaiting = nil
 	if res.outcome == startOver {
 		res.err = ErrRestart
 	}

@@ -126,10 +126,10 @@ func (p Phase) run(ctx context.Context, e *machine.Env) error {
 	bounded, cancel := context.WithTimeout(ctx, p.Timeout)
 	defer cancel()
 	waitedFor, own := "", *e
-	own.OnWaiting(func(what string) {
+	own.OnWaiting = func(what string) {
 		waitedFor = what
 		e.Waiting("%s", what)
-	})
+	}
 	err := p.Run(bounded, &own)
 	if waitedFor != "" && errors.Is(err, context.DeadlineExceeded) && bounded.Err() != nil && ctx.Err() == nil {
 		return fmt.Errorf("timed out after %s, waiting for %s: %w", p.Timeout, printable.Line(waitedFor), err)

@@ -106,8 +106,7 @@ type Runner struct {
 // Run carries out all phases until the node is done or ctx ends.
 func (r *Runner) Run(ctx context.Context) error {
 	e := *r.Env
-	e.OnWaiting(r.waiting)
-	e.OnNote(r.noting)
+	e.OnWaiting, e.OnNote = r.waiting, r.noting
 	r.lastErr = map[string]string{}
 	r.began = e.Now()
 	r.begin(&e)
@@ -126,7 +125,8 @@ func (r *Runner) Run(ctx context.Context) error {
 // pass runs the phases once. If one fails, the pass ends after a pause, and the next pass begins at
 // the first phase: checks are cheap, and an earlier phase may be the cause.
 func (r *Runner) pass(ctx context.Context, e *machine.Env, attempts map[string]int) error {
-	defer e.BeginPass()()
+	e.Pass = machine.NewPass()
+	defer e.Pass.Close()
 	if err := hold(e, false); err != nil { // an API server may be reachable now
 		return err
 	}

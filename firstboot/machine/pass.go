@@ -10,8 +10,8 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 )
 
-// passCache holds the lookups and the connections of one pass.
-type passCache struct {
+// Pass holds the lookups and the connections of one pass over the phases.
+type Pass struct {
 	disk       *Disk          // the disk from which this system was started
 	transports api.Transports // to API servers
 	ends       []func()       // called at the end of the pass
@@ -22,28 +22,23 @@ type passCache struct {
 	signed      map[[sha256.Size]byte]struct{} // pairs of a certificate and the CA that signed it
 }
 
-func newPassCache() *passCache {
-	return &passCache{kubeconfigs: map[string]*api.Kubeconfig{}, pairs: map[[sha256.Size]byte]*tls.Certificate{}, signed: map[[sha256.Size]byte]struct{}{}}
+// NewPass returns a Pass for Env.Pass, to be closed at the end of the pass.
+func NewPass() *Pass {
+	return &Pass{kubeconfigs: map[string]*api.Kubeconfig{}, pairs: map[[sha256.Size]byte]*tls.Certificate{}, signed: map[[sha256.Size]byte]struct{}{}}
 }
 
-// BeginPass starts a pass: until end is called, lookups are cached and connections to API servers
-// are kept.
-func (e *Env) BeginPass() (end func()) {
-	e.cache = newPassCache()
-	return e.cache.close
-}
-
-func (k *passCache) close() {
-	k.transports.Close()
-	for _, end := range k.ends {
+// Close closes the connections, and calls the funcs of AtEndOfPass.
+func (p *Pass) Close() {
+	p.transports.Close()
+	for _, end := range p.ends {
 		end()
 	}
 }
 
 // AtEndOfPass registers end, to be called when the pass is over. Outside of a pass it does nothing.
 func (e *Env) AtEndOfPass(end func()) {
-	if e.cache != nil {
-		e.cache.ends = append(e.cache.ends, end)
+	if e.Pass != nil {
+		e.Pass.ends = append(e.Pass.ends, end)
 	}
 }
 
@@ -68,10 +63,10 @@ func once[K comparable, V any](mu *sync.Mutex, all map[K]V, key K, create func()
 // ParseKubeconfig parses a kubeconfig. During a pass, each text is parsed only once.
 func (e *Env) ParseKubeconfig(text []byte) (*api.Kubeconfig, error) {
 	parse := func() (*api.Kubeconfig, error) { return api.ParseKubeconfig(text) }
-	if e.cache == nil {
+	if e.Pass == nil {
 		return parse()
 	}
-	return once(&e.cache.mu, e.cache.kubeconfigs, string(text), parse)
+	return once(&e.Pass.mu, e.Pass.kubeconfigs, string(text), parse)
 }
 
 // ParsePair parses a certificate and its key. During a pass, each pair is parsed only once.
@@ -80,10 +75,10 @@ func (e *Env) ParsePair(cert, key []byte) (*tls.Certificate, error) {
 		pair, err := tls.X509KeyPair(cert, key)
 		return &pair, err
 	}
-	if e.cache == nil {
+	if e.Pass == nil {
 		return parse()
 	}
-	return once(&e.cache.mu, e.cache.pairs, digest(cert, key), parse)
+	return once(&e.Pass.mu, e.Pass.pairs, digest(cert, key), parse)
 }
 
 // KeyPair returns the client certificate of a kubeconfig's user.
@@ -102,10 +97,10 @@ func (e *Env) KeyPair(u *api.User) (*tls.Certificate, error) {
 // SignedBy verifies the signature of a certificate. During a pass, each signature is verified only
 // once.
 func (e *Env) SignedBy(cert, ca *x509.Certificate) error {
-	if e.cache == nil {
+	if e.Pass == nil {
 		return cert.CheckSignatureFrom(ca)
 	}
-	_, err := once(&e.cache.mu, e.cache.signed, digest(cert.Raw, ca.Raw), func() (struct{}, error) { return struct{}{}, cert.CheckSignatureFrom(ca) })
+	_, err := once(&e.Pass.mu, e.Pass.signed, digest(cert.Raw, ca.Raw), func() (struct{}, error) { return struct{}{}, cert.CheckSignatureFrom(ca) })
 	return err
 }
 
@@ -120,10 +115,10 @@ func digest(a, b []byte) [sha256.Size]byte {
 
 // Transports returns the connections of this pass, or nil outside of a pass.
 func (e *Env) Transports() *api.Transports {
-	if e.cache == nil {
+	if e.Pass == nil {
 		return nil
 	}
-	return &e.cache.transports
+	return &e.Pass.transports
 }
 
 // ClientOf returns a client for a kubeconfig.
