@@ -295,6 +295,11 @@ func (r *Rollout) admit(all []*updateNode, server string) error {
 	if len(nodes) == 0 {
 		bad("the selectors match none of the cluster's %s: see kubectl get nodes --show-labels", configs.Count(len(all), "node"))
 	}
+	for _, ring := range r.Rings { // a misspelt ring must not let the next one begin at once
+		if len(nodes) > 0 && !slices.ContainsFunc(all, func(n *updateNode) bool { return ring.selector.Matches(labels.Set(n.labels)) }) {
+			bad("no node is in ring %s: correct it (see kubectl get nodes --show-labels), or leave it out", ring.Name)
+		}
+	}
 	if l := names(func(n *updateNode) bool { return n.labels[archLabel] != "" && n.labels[archLabel] != r.Info.Arch }); l != "" {
 		bad("the image is for %s, and these nodes have another architecture: %s: add %s=%s to the selectors", r.Info.Arch, l, archLabel, r.Info.Arch)
 	}

@@ -491,6 +491,9 @@ func TestRolloutAdmit(t *testing.T) {
 	if _, err := f.client.CheckRollout(t.Context(), r); err == nil || !strings.Contains(err.Error(), "match none of the cluster's 4 nodes") {
 		t.Error(err)
 	}
+	if _, err := f.client.CheckRollout(t.Context(), rollout(func(r *Rollout) { r.Rings = []Ring{none, all} })); err == nil || !strings.Contains(err.Error(), "no node is in ring ring=nowhere") {
+		t.Errorf("a ring without nodes: %v", err)
+	}
 	f = newFleet(t)
 	f.Node("silent", nil, nil)
 	if _, err := f.client.CheckRollout(t.Context(), rollout(nil)); err == nil || !strings.Contains(err.Error(), "none of the 1 node has announced yet") {
