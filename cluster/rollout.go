@@ -374,6 +374,8 @@ type rolloutPlan struct {
 	acts []rolloutAct
 	// ended is set if nothing is left to do and no machine is awaited.
 	ended bool
+	// stuck is the name of a ring after which no other ring begins.
+	stuck string
 	// waits is the event that the rollout waits for, unless it waits only for machines.
 	waits  string
 	states map[string][]string
@@ -430,7 +432,8 @@ func (r *Rollout) plan(all []*updateNode, now time.Time) rolloutPlan {
 		p.waits = "the window " + r.Window.String()
 	}
 	r.continueOrders(&p, nodes, spent, free, count.atRisk)
-	ring, soaks := r.ring(rings, now)
+	ring, soaks, stuck := r.ring(rings, now)
+	p.stuck = stuck
 	if soaks != "" && free {
 		p.waits = soaks
 	}
@@ -548,16 +551,19 @@ func (r *Rollout) outcome(n *updateNode, state string, now time.Time) (result, r
 }
 
 // ring returns the nodes of the first incomplete ring. If the rollout has to wait before that ring,
-// ring returns no nodes, and soaks names the condition that it waits for.
-func (r *Rollout) ring(rings [][]*updateNode, now time.Time) (ring []*updateNode, soaks string) {
+// ring returns no nodes, and soaks names the condition that it waits for. A ring in which no node
+// runs the image shows nothing about the image: stuck is its name, and no later ring may begin.
+func (r *Rollout) ring(rings [][]*updateNode, now time.Time) (ring []*updateNode, soaks, stuck string) {
 	for i, nodes := range rings {
 		var last time.Time
 		var unready []string
+		done := 0
 		for _, n := range nodes {
 			switch r.state(n) {
 			case UpdatePending, UpdateFetching, UpdateHeld, UpdateDraining, UpdateRestarts:
-				return nodes, ""
+				return nodes, "", ""
 			case UpdateDone:
+				done++
 				if r.ours(n) && n.mark.Ended.After(last) {
 					last = n.mark.Ended
 				}
@@ -566,18 +572,21 @@ func (r *Rollout) ring(rings [][]*updateNode, now time.Time) (ring []*updateNode
 				}
 			}
 		}
-		if i == len(rings)-1 || last.IsZero() {
-			continue
+		if i == len(rings)-1 {
+			break
 		}
 		name := r.ringName(i)
 		switch left := last.Add(r.Soak).Sub(now); {
+		case len(nodes) > 0 && done == 0:
+			return nil, "", name
+		case last.IsZero():
 		case len(unready) > 0:
-			return nil, "nodes of ring " + name + " to be Ready: " + few(unready)
+			return nil, "nodes of ring " + name + " to be Ready: " + few(unready), ""
 		case left > 0:
-			return nil, fmt.Sprintf("ring %s, which soaks for %s more", name, left.Round(time.Second))
+			return nil, fmt.Sprintf("ring %s, which soaks for %s more", name, left.Round(time.Second)), ""
 		}
 	}
-	return nil, ""
+	return nil, "", ""
 }
 
 // patchOf returns the merge patch that carries out an action on a Node, including the Node's new

@@ -357,6 +357,32 @@ func TestRolloutRings(t *testing.T) {
 	f.clean()
 }
 
+// TestRolloutRingWithoutResult checks that no ring begins after one in which no node runs the image,
+// even if the budget allows more failures.
+func TestRolloutRingWithoutResult(t *testing.T) {
+	t.Parallel()
+	for _, outcome := range []string{fleettest.Bad, fleettest.Rejects, "notReady", fleettest.Works} {
+		f := newStill(t)
+		f.add(outcome, map[string]string{"ring": "canary"}, "c-1")
+		f.add(fleettest.Works, map[string]string{"ring": "shops"}, "s-1", "s-2")
+		if outcome == "notReady" {
+			f.machines["c-1"].Ready = false
+			f.Ready("c-1", false)
+		}
+		r := rollout(func(r *Rollout) { r.Parallel, r.Budget, r.Restart = share("10"), share("3"), time.Minute })
+		r.Rings, _ = Rings("ring=canary,shops")
+		err := f.simulate(r, nil)
+		if outcome == fleettest.Works {
+			if err != nil || len(f.updated()) != 3 {
+				t.Errorf("%v, %q", err, f.updated())
+			}
+		} else if err == nil || !strings.Contains(err.Error(), "no node of ring canary runs the image") || len(f.updated()) > 0 {
+			t.Errorf("%s: %v, updated %q", outcome, err, f.updated())
+		}
+		f.clean()
+	}
+}
+
 // TestRolloutHalted checks that after --pause nothing continues. After --stop no order is left and
 // the rollout ends; after --resume it can be run again.
 func TestRolloutHalted(t *testing.T) {

@@ -448,6 +448,9 @@ func (p *rolloutPlan) result(r *Rollout) error {
 	if l := p.states[UpdateNone]; len(l) > 0 {
 		errs = append(errs, fmt.Errorf("%s skipped, without support for orders in the image: %s: update them by hand once", configs.Count(len(l), "node"), few(l)))
 	}
+	if p.stuck != "" {
+		errs = append(errs, fmt.Errorf("no node of ring %s runs the image, so no later ring was begun", p.stuck))
+	}
 	return errors.Join(errs...)
 }
 
