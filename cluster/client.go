@@ -120,6 +120,7 @@ var (
 	configMaps          = schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}
 	nodes               = schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
 	pods                = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
+	evictions           = schema.GroupVersionResource{Version: "v1", Resource: "pods/eviction"}
 	services            = schema.GroupVersionResource{Version: "v1", Resource: "services"}
 	endpointSlices      = schema.GroupVersionResource{Group: "discovery.k8s.io", Version: "v1", Resource: "endpointslices"}
 	csrs                = schema.GroupVersionResource{Group: "certificates.k8s.io", Version: "v1", Resource: "certificatesigningrequests"}
@@ -229,10 +230,11 @@ func (c *Client) missing(ctx context.Context, rights []right) ([]right, error) {
 	var lacks []right
 	for _, r := range rights {
 		group := r.resource.Group
+		resource, subresource, _ := strings.Cut(r.resource.Resource, "/")
 		review := &unstructured.Unstructured{Object: map[string]any{
 			"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
 			"spec": map[string]any{"resourceAttributes": map[string]any{
-				"verb": r.verb, "group": group, "resource": r.resource.Resource, "namespace": r.namespace, "name": r.name,
+				"verb": r.verb, "group": group, "resource": resource, "subresource": subresource, "namespace": r.namespace, "name": r.name,
 			}},
 		}}
 		done, err := c.resource(accessReviews, "").Create(ctx, review, metav1.CreateOptions{})

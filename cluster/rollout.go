@@ -45,6 +45,17 @@ type rolloutMark struct {
 	Try int `json:"try,omitempty"`
 }
 
+// resumed returns the mark of a Node after a pause that ends now. The time limits begin again.
+func (m rolloutMark) resumed(now time.Time) rolloutMark {
+	now = now.UTC().Truncate(time.Second)
+	for _, begun := range []*time.Time{&m.Given, &m.Drain, &m.Released} {
+		if m.Result == "" && !begun.IsZero() {
+			*begun = now
+		}
+	}
+	return m
+}
+
 // States of a node in a rollout.
 const (
 	UpdatePending  = "pending"
@@ -316,9 +327,14 @@ func (r *Rollout) admit(all []*updateNode, server string) error {
 	if len(nodes) > 0 && names(func(n *updateNode) bool { return n.answered }) == "" {
 		bad("none of the %s has announced yet that it accepts orders (annotation %s): a node does so within 15 minutes after it starts, if its image supports orders", configs.Count(len(nodes), "node"), order.AnnotationAnswer)
 	}
-	other := r.otherUpdates(all)
+	return errors.Join(append(errs, underWay(r.otherUpdates(all)))...)
+}
+
+// underWay returns an error for updates to other images, which otherUpdates or otherRollouts found.
+func underWay(other map[string][]string) error {
+	var errs []error
 	for _, golden := range slices.Sorted(maps.Keys(other)) {
-		bad("another update is under way, to the image with the golden digest %s, on %s: wait until it ends, or end it with edgebake cluster update --stop", short(golden), few(other[golden]))
+		errs = append(errs, fmt.Errorf("another update is under way, to the image with the golden digest %s, on %s: wait until it ends, or end it with edgebake cluster update --stop", short(golden), few(other[golden])))
 	}
 	return errors.Join(errs...)
 }
@@ -326,12 +342,22 @@ func (r *Rollout) admit(all []*updateNode, server string) error {
 // otherUpdates returns the names of nodes that are being updated to other images, keyed by the
 // image's golden digest.
 func (r *Rollout) otherUpdates(all []*updateNode) map[string][]string {
+	other := r.otherRollouts(all)
+	for _, n := range all {
+		if o, err := order.Parse(n.order); err == nil && o.Golden != r.Order.Golden && !slices.Contains(other[n.mark.Golden], n.name) && !(n.answer.Order == o.Key() && (n.answer.State == order.StateDone || n.answer.State == order.StateFailed)) {
+			other[o.Golden] = append(other[o.Golden], n.name)
+		}
+	}
+	return other
+}
+
+// otherRollouts is otherUpdates without the orders that a person has written. Two rollouts that begin
+// at the same time must not take each other's nodes.
+func (r *Rollout) otherRollouts(all []*updateNode) map[string][]string {
 	other := map[string][]string{}
 	for _, n := range all {
 		if n.mark.Golden != "" && !r.ours(n) && n.mark.Result == "" && !n.mark.Given.IsZero() {
 			other[n.mark.Golden] = append(other[n.mark.Golden], n.name)
-		} else if o, err := order.Parse(n.order); err == nil && o.Golden != r.Order.Golden && !(n.answer.Order == o.Key() && (n.answer.State == order.StateDone || n.answer.State == order.StateFailed)) {
-			other[o.Golden] = append(other[o.Golden], n.name)
 		}
 	}
 	return other
@@ -360,7 +386,7 @@ const (
 	actFinish   = "finish"   // remove the order, uncordon, record the result
 	actWithdraw = "withdraw" // remove the order, uncordon
 	actUndrain  = "undrain"  // uncordon, but leave the order
-	actRetry    = "retry"    // forget the failure
+	actRetry    = "retry"    // forget the result
 )
 
 type rolloutAct struct {
@@ -522,7 +548,7 @@ func (r *Rollout) continueOrders(p *rolloutPlan, nodes []*updateNode, spent, fre
 // outcome returns UpdateDone or UpdateFailed, with the reason, once the update of a node has ended.
 // Before that it returns "".
 func (r *Rollout) outcome(n *updateNode, state string, now time.Time) (result, reason string) {
-	late := func(since time.Time, most time.Duration) bool { return !since.IsZero() && now.Sub(since) > most }
+	late := func(since time.Time, most time.Duration) bool { return n.halt == "" && now.Sub(since) > most } // a halted machine does nothing
 	switch state {
 	case UpdateFailed:
 		if r.runs(n) {
@@ -540,6 +566,8 @@ func (r *Rollout) outcome(n *updateNode, state string, now time.Time) (result, r
 		return UpdateFailed, n.answer.Reason
 	case r.answers(n, order.StateDone) && n.answer.Plan != r.Info.Plan:
 		return UpdateFailed, "the machine runs another image: plan " + n.answer.Plan
+	case state == UpdateRestarts && r.answers(n, order.StateWithdrawn): // it was halted before it restarted
+		return "", ""
 	case state == UpdateDraining && late(n.mark.Drain, r.Drain):
 		return UpdateFailed, fmt.Sprintf("it was not drained within %s: a PodDisruptionBudget may prevent the eviction of a pod", r.Drain)
 	case state == UpdateRestarts && late(n.mark.Released, r.Restart):
@@ -587,6 +615,23 @@ func (r *Rollout) ring(rings [][]*updateNode, now time.Time) (ring []*updateNode
 		}
 	}
 	return nil, "", ""
+}
+
+// atBegin returns the action that a Node needs when the command starts; "" for none.
+func (r *Rollout) atBegin(n *updateNode, now time.Time) string {
+	switch {
+	case r.state(n) == UpdateDraining && now.Sub(n.mark.Drain) > r.Drain:
+		return actUndrain // an earlier run was killed: nothing has drained this node since
+	case r.replaced(n), r.Retry && r.state(n) == UpdateFailed && !r.runs(n):
+		return actRetry
+	}
+	return ""
+}
+
+// replaced reports whether a node that was updated runs another image now, for example because its
+// disk was flashed again.
+func (r *Rollout) replaced(n *updateNode) bool {
+	return r.ours(n) && n.mark.Result == UpdateDone && n.answered && n.answer.Plan != r.Info.Plan
 }
 
 // patchOf returns the merge patch that carries out an action on a Node, including the Node's new

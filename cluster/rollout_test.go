@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -441,6 +442,176 @@ func TestRolloutHalted(t *testing.T) {
 		}
 		f.clean()
 	}
+}
+
+// mark gives a Node an order of the rollout, with the mark that an earlier run left, and the
+// machine's answer.
+func (f *fleet) mark(r *Rollout, name, state string, m rolloutMark) {
+	f.t.Helper()
+	m.Golden = r.Order.Golden
+	b, err := json.Marshal(m)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	o := r.orderOf(m, m.Released.IsZero())
+	f.Annotate(name, fleettest.Object{annotationRollout: string(b), order.AnnotationOrder: o.String(),
+		order.AnnotationAnswer: order.Answer{Plan: oldPlan, Serial: 1, Order: o.Key(), State: state}.String()})
+	f.Change(name, fleettest.Object{"spec": fleettest.Object{"unschedulable": m.Cordoned}})
+}
+
+// plans returns the actions of a rollout now.
+func (f *fleet) plans(r *Rollout) (out []string) {
+	f.t.Helper()
+	all, err := f.client.updateNodes(f.t.Context())
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	for _, a := range r.plan(all, time.Now()).acts {
+		out = append(out, strings.TrimSpace(a.node.name+" "+a.what+" "+a.result))
+	}
+	return out
+}
+
+// TestRolloutKilledInDrain checks that a command which was killed while it drained a node, and is run
+// again after the time limit, drains that node again: it has not failed.
+func TestRolloutKilledInDrain(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.add(fleettest.Works, nil, "a-1")
+	r := rollout(nil)
+	ago := time.Now().Add(-time.Hour)
+	f.mark(r, "a-1", order.StateHeld, rolloutMark{Given: ago, Drain: ago, Cordoned: true})
+	if err := f.update(t.Context(), r); err != nil || len(f.updated()) != 1 {
+		t.Errorf("%v, updated %q", err, f.updated())
+	}
+	f.clean()
+}
+
+// TestRolloutPaused checks that a pause that is longer than the time limits fails no node.
+func TestRolloutPaused(t *testing.T) {
+	t.Parallel()
+	ago := time.Now().Add(-72 * time.Hour)
+	for _, c := range []struct {
+		state         string
+		mark          rolloutMark
+		paused, after string
+	}{
+		{order.StateWithdrawn, rolloutMark{Given: ago}, "", ""},
+		{order.StateHeld, rolloutMark{Given: ago, Drain: ago, Cordoned: true}, "a-1 undrain", "a-1 evict"},
+		{order.StateWithdrawn, rolloutMark{Given: ago, Drain: ago, Released: ago, Cordoned: true}, "a-1 withdraw", "a-1 withdraw"},
+		{order.StateTrial, rolloutMark{Given: ago, Drain: ago, Released: ago, Cordoned: true}, "", ""},
+	} {
+		f, r := newStill(t), rollout(nil)
+		f.add(fleettest.Works, nil, "a-1")
+		f.mark(r, "a-1", c.state, c.mark)
+		if _, err := f.client.HaltUpdates(t.Context(), false); err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(f.plans(r), ", "); got != c.paused {
+			t.Errorf("%+v: paused: %q", c, got)
+		}
+		if _, err := f.client.ResumeUpdates(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(f.plans(r), ", "); got != c.after {
+			t.Errorf("%+v: resumed: %q", c, got)
+		}
+	}
+}
+
+// TestRolloutStopUncordons checks that --stop leaves no node cordoned, also not one that restarts:
+// the rollout has ended, and nobody would uncordon it.
+func TestRolloutStopUncordons(t *testing.T) {
+	t.Parallel()
+	for _, state := range []string{order.StateHeld, order.StateWaiting, order.StateRestarting} {
+		f, r, now := newStill(t), rollout(nil), time.Now()
+		f.add(fleettest.Works, nil, "a-1")
+		f.mark(r, "a-1", state, rolloutMark{Given: now, Drain: now, Released: now, Cordoned: true})
+		if _, err := f.client.HaltUpdates(t.Context(), true); err != nil {
+			t.Fatal(err)
+		}
+		f.clean()
+		if _, err := f.client.ResumeUpdates(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		all, err := f.client.updateNodes(t.Context())
+		if want := map[bool]string{true: UpdatePending, false: UpdateRestarts}[state == order.StateHeld]; err != nil || r.state(all[0]) != want {
+			t.Errorf("%s: %v, %s", state, err, r.state(all[0]))
+		}
+	}
+}
+
+// TestRolloutEviction checks that an error of one pod's eviction, such as 403 in a namespace that is
+// being deleted, fails only that node, when its time is over.
+func TestRolloutEviction(t *testing.T) {
+	t.Parallel()
+	for _, code := range []int{http.StatusInternalServerError, http.StatusForbidden} {
+		f := newFleet(t)
+		f.add(fleettest.Works, nil, "a-1", "a-2")
+		f.Pod("gone", "web", "a-1", "ReplicaSet")
+		f.Pod("gone", "last", "a-1", "ReplicaSet")
+		f.Evicted = func(path string) int {
+			if strings.HasSuffix(path, "/web") {
+				return code
+			}
+			return 0
+		}
+		var notes []string
+		r := rollout(func(r *Rollout) { r.Parallel, r.Budget, r.Drain = share("2"), share("2"), time.Second })
+		err := f.client.Update(t.Context(), r, func(UpdateRow) {}, func(text string) { notes = append(notes, text) })
+		if err == nil || !strings.Contains(err.Error(), "1 failed: a-1") || strings.Join(f.updated(), " ") != "a-2" {
+			t.Errorf("%d: %v, updated %q", code, err, f.updated())
+		}
+		if n := strings.Count(strings.Join(notes, "\n"), "evicting pod gone/web"); n != 1 {
+			t.Errorf("%d: the notes are %q", code, notes)
+		}
+		if left, err := f.client.evict(t.Context(), "a-1"); left != 1 || err == nil {
+			t.Errorf("%d: %d pods are left, %v", code, left, err)
+		}
+		f.clean()
+	}
+}
+
+// TestRolloutsAtOnce checks that of two rollouts to different images, which began at the same time,
+// none takes the other's nodes.
+func TestRolloutsAtOnce(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.add(fleettest.Works, nil, "a-1", "a-2")
+	other := rollout(func(r *Rollout) { r.Order.Golden = strings.Repeat("cd", 32) })
+	f.mark(other, "a-2", order.StateHeld, rolloutMark{Given: time.Now(), Drain: time.Now(), Cordoned: true})
+	err := f.update(t.Context(), rollout(nil))
+	if err == nil || !strings.Contains(err.Error(), "another update is under way, to the image with the golden digest cdcdcdcdcdcd, on a-2") {
+		t.Error(err)
+	}
+	if f.Annotation("a-1", order.AnnotationOrder) != "" || !strings.Contains(f.Annotation("a-2", order.AnnotationOrder), other.Order.Golden) {
+		t.Errorf("orders: %q, %q", f.Annotation("a-1", order.AnnotationOrder), f.Annotation("a-2", order.AnnotationOrder))
+	}
+}
+
+// TestRolloutReplaced checks that a node that was updated, but runs another image now because its
+// disk was flashed again, gets the order again.
+func TestRolloutReplaced(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.add(fleettest.Works, nil, "a-1", "a-2")
+	if err := f.update(t.Context(), rollout(nil)); err != nil {
+		t.Fatal(err)
+	}
+	f.mu.Lock()
+	f.machines["a-1"] = fleettest.NewMachine("a-1", fleettest.Works, oldPlan, newPlan)
+	f.mu.Unlock()
+	for order.ParseAnswer(f.Annotation("a-1", order.AnnotationAnswer)).Plan != oldPlan {
+		time.Sleep(time.Millisecond)
+	}
+	rows, err := f.client.CheckRollout(t.Context(), rollout(nil))
+	if err != nil || rows[0].State != UpdatePending || rows[1].State != UpdateDone {
+		t.Errorf("%+v, %v", rows, err)
+	}
+	if err := f.update(t.Context(), rollout(nil)); err != nil || len(f.updated()) != 2 {
+		t.Errorf("%v, updated %q", err, f.updated())
+	}
+	f.clean()
 }
 
 // TestRolloutRetry checks that failed nodes get the order again only with Retry, and that a node

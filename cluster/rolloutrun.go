@@ -124,7 +124,11 @@ func (c *Client) CheckRollout(ctx context.Context, r *Rollout) ([]UpdateRow, err
 	var rows []UpdateRow
 	for i, ring := range r.selectNodes(all) {
 		for _, n := range ring {
-			rows = append(rows, r.row(n, r.ringName(i)))
+			row := r.row(n, r.ringName(i))
+			if r.replaced(n) {
+				row.State = UpdatePending
+			}
+			rows = append(rows, row)
 		}
 	}
 	return rows, nil
@@ -142,10 +146,15 @@ func (c *Client) HaltUpdates(ctx context.Context, stop bool) (int, error) {
 		if !n.answered && n.order == "" && n.mark.Golden == "" {
 			return nil
 		}
-		patch := (&Rollout{}).patchOf(rolloutAct{node: n}, time.Time{})
-		if stop && n.mark.Result == "" && (n.mark.Released.IsZero() || n.answer.State == order.StateHeld) {
-			patch = (&Rollout{}).patchOf(rolloutAct{node: n, what: actWithdraw}, time.Time{})
+		what := ""
+		switch {
+		case !stop || n.mark.Result != "":
+		case n.mark.Released.IsZero() || n.answer.State == order.StateHeld:
+			what = actWithdraw
+		default:
+			what = actUndrain // it may be restarting, but no rollout uncordons it then
 		}
+		patch := (&Rollout{}).patchOf(rolloutAct{node: n, what: what}, time.Time{})
 		a := patch["metadata"].(map[string]any)["annotations"].(map[string]any)
 		if a[order.AnnotationHalt] = value; stop {
 			a[order.AnnotationOrder] = nil
@@ -159,11 +168,18 @@ func (c *Client) HaltUpdates(ctx context.Context, stop bool) (int, error) {
 
 // ResumeUpdates reverts HaltUpdates, except that removed orders stay removed.
 func (c *Client) ResumeUpdates(ctx context.Context) (int, error) {
+	now := time.Now()
 	return c.changeUpdates(ctx, func(n *updateNode) map[string]any {
 		if n.halt == "" {
 			return nil
 		}
-		return map[string]any{"metadata": map[string]any{"resourceVersion": n.version, "annotations": map[string]any{order.AnnotationHalt: nil}}}
+		n.mark = n.mark.resumed(now)
+		patch := (&Rollout{}).patchOf(rolloutAct{node: n}, now)
+		a := patch["metadata"].(map[string]any)["annotations"].(map[string]any)
+		if a[order.AnnotationHalt] = nil; n.mark.Golden == "" {
+			delete(a, annotationRollout)
+		}
+		return patch
 	})
 }
 
@@ -226,6 +242,13 @@ func (v *nodeView) all() []*updateNode {
 	}
 	sortNodes(out)
 	return out
+}
+
+// get returns a Node, or nil if it does not exist.
+func (v *nodeView) get(name string) *updateNode {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.nodes[name]
 }
 
 // put stores a Node, unless the stored one is newer.
@@ -334,7 +357,11 @@ var ErrHalted = errors.New("the updates of this cluster are stopped: edgebake cl
 // It calls tell for each change of a node, and note with each reason to wait.
 func (c *Client) Update(ctx context.Context, r *Rollout, tell func(UpdateRow), note func(string)) error {
 	const doing = "updating nodes"
-	if err := c.need(ctx, doing, right{"list", nodes, "", ""}, right{"watch", nodes, "", ""}, right{"patch", nodes, "", ""}, right{"list", pods, "", ""}); err != nil {
+	rights := []right{{"list", nodes, "", ""}, {"watch", nodes, "", ""}, {"patch", nodes, "", ""}}
+	if !r.Order.NoDrain {
+		rights = append(rights, right{"list", pods, "", ""}, right{"create", evictions, "", ""})
+	}
+	if err := c.need(ctx, doing, rights...); err != nil {
 		return err
 	}
 	v := &nodeView{changed: make(chan struct{}, 1)}
@@ -347,12 +374,10 @@ func (c *Client) Update(ctx context.Context, r *Rollout, tell func(UpdateRow), n
 	defer watching.Wait()
 	defer cancel()
 	watching.Go(func() { c.watchNodes(ctx, v, version, r.tick(), note) })
-	if r.Retry {
-		if err := c.retryFailed(ctx, r, v); err != nil {
-			return err
-		}
+	if err := c.begin(ctx, r, v); err != nil {
+		return err
 	}
-	told, waits := map[string]string{}, ""
+	told, waits, problem := map[string]string{}, "", ""
 	for {
 		all := v.all()
 		p := r.plan(all, time.Now())
@@ -375,9 +400,16 @@ func (c *Client) Update(ctx context.Context, r *Rollout, tell func(UpdateRow), n
 		if p.ended {
 			return p.result(r)
 		}
-		acted, err := c.actAll(ctx, r, v, p.acts, note)
+		if err := underWay(r.otherRollouts(all)); err != nil {
+			return err
+		}
+		acted, why, err := c.actAll(ctx, r, v, p.acts)
 		if err != nil {
 			return err
+		}
+		if why != "" && why != problem {
+			problem = why
+			note(why)
 		}
 		v.wait(ctx, r.tick(), acted)
 		if ctx.Err() != nil {
@@ -386,12 +418,17 @@ func (c *Client) Update(ctx context.Context, r *Rollout, tell func(UpdateRow), n
 	}
 }
 
-// retryFailed forgets the failures of nodes that do not run the new image.
-func (c *Client) retryFailed(ctx context.Context, r *Rollout, v *nodeView) error {
-	for _, n := range v.all() {
-		if r.state(n) == UpdateFailed && !r.runs(n) {
-			if err := c.act(ctx, r, v, rolloutAct{node: n, what: actRetry}); err != nil {
+// begin carries out the actions that a run needs once, at its beginning.
+func (c *Client) begin(ctx context.Context, r *Rollout, v *nodeView) error {
+	all := v.all()
+	for _, n := range r.withEarlier(all, slices.Concat(r.selectNodes(all)...)) {
+		for what := r.atBegin(n, time.Now()); what != ""; what = r.atBegin(n, time.Now()) {
+			err := c.act(ctx, r, v, rolloutAct{node: n, what: what})
+			if err != nil && !apierrors.IsConflict(err) {
 				return err
+			}
+			if n = v.get(n.name); n == nil {
+				break
 			}
 		}
 	}
@@ -399,23 +436,30 @@ func (c *Client) retryFailed(ctx context.Context, r *Rollout, v *nodeView) error
 }
 
 // actAll carries out the actions of a plan. It stops at a transient error, because the remaining
-// actions may be outdated. acted reports whether there were actions and all were carried out.
-func (c *Client) actAll(ctx context.Context, r *Rollout, v *nodeView, acts []rolloutAct, note func(string)) (acted bool, err error) {
+// actions may be outdated. An error of a drain concerns only that node, whose drain has a time limit.
+// acted reports whether there were actions and all were carried out; otherwise problem has the reason.
+func (c *Client) actAll(ctx context.Context, r *Rollout, v *nodeView, acts []rolloutAct) (acted bool, problem string, err error) {
+	var drains []error
 	for _, a := range acts {
-		if err := c.act(ctx, r, v, a); err != nil {
-			if ctx.Err() != nil {
-				return false, ctx.Err()
-			}
-			if !transient(err) {
-				return false, err
-			}
-			if !apierrors.IsConflict(err) {
-				note(err.Error())
-			}
-			return false, nil
+		err := c.act(ctx, r, v, a)
+		switch {
+		case err == nil:
+		case ctx.Err() != nil:
+			return false, "", ctx.Err()
+		case apierrors.IsConflict(err):
+			return false, "", nil
+		case a.what == actEvict:
+			drains = append(drains, err)
+		case transient(err):
+			return false, err.Error(), nil
+		default:
+			return false, "", err
 		}
 	}
-	return len(acts) > 0, nil
+	if len(drains) > 0 {
+		return false, errors.Join(drains...).Error(), nil
+	}
+	return len(acts) > 0, "", nil
 }
 
 // wait waits until a Node changes, at most for tick. If nothing was acted on, it also waits for
@@ -488,6 +532,7 @@ func (c *Client) evict(ctx context.Context, node string) (left int, err error) {
 	if err != nil {
 		return 0, err
 	}
+	var errs []error
 	for i := range list {
 		p := &list[i]
 		var pod api.Pod
@@ -506,8 +551,8 @@ func (c *Client) evict(ctx context.Context, node string) (left int, err error) {
 			"deleteOptions": map[string]any{"preconditions": map[string]any{"uid": string(p.GetUID())}}}}
 		_, err := c.resource(pods, p.GetNamespace()).Create(ctx, eviction, metav1.CreateOptions{}, "eviction")
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsTooManyRequests(err) && !apierrors.IsConflict(err) {
-			return left, c.explain("evicting pod "+p.GetNamespace()+"/"+p.GetName(), err)
+			errs = append(errs, c.explain("evicting pod "+p.GetNamespace()+"/"+p.GetName(), err))
 		}
 	}
-	return left, nil
+	return left, errors.Join(errs...)
 }
