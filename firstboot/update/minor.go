@@ -129,23 +129,28 @@ func (u *job) drain(ctx context.Context, e *machine.Env) error {
 	fail := func(err error) error {
 		return run.Advise(err, "the new system is in place, and runs after the next restart: run the same command again, or add --no-drain to restart without evicting the pods")
 	}
-	name := member.Name(e)
-	if err := cordon(ctx, e, name); err != nil {
-		return fail(err)
-	}
+	name, cordoned := member.Name(e), false
 	var left []string
 	for end := e.Now().Add(drainPatience); ; {
 		var err error
-		if left, err = evictAll(ctx, e, name); err == nil && len(left) == 0 {
-			return nil
+		if !cordoned {
+			err = cordon(ctx, e, name)
+			cordoned = err == nil
+		}
+		if cordoned {
+			if left, err = evictAll(ctx, e, name); err == nil && len(left) == 0 {
+				return nil
+			}
 		}
 		switch {
-		case api.Code(err) == 401 || api.Code(err) == 403 || ctx.Err() != nil:
+		case api.Code(err) == 401 || api.Code(err) == 403 || errors.Is(err, member.ErrNoNode) || ctx.Err() != nil:
 			return fail(err)
+		case !cordoned && !e.Now().Before(end):
+			return fail(fmt.Errorf("making the Node %s unschedulable: %w", name, err))
 		case !e.Now().Before(end):
 			return fail(errors.Join(fmt.Errorf("after %s these pods are still on the Node %s: %s", drainPatience, name, strings.Join(left, ", ")), err))
 		case err != nil:
-			e.Waiting("an API server to list this Node's pods: %s", machine.OneLine(err))
+			e.Waiting("an API server, to drain this Node: %s", machine.OneLine(err))
 		default:
 			e.Waiting("pods to leave: %s", strings.Join(left, ", "))
 		}
@@ -232,8 +237,8 @@ func evictAll(ctx context.Context, e *machine.Env, node string) (left []string, 
 				continue
 			case api.Code(err) == 429: // a PodDisruptionBudget forbids it
 				name += " (a PodDisruptionBudget prevents its eviction now)"
-			case err != nil:
-				return nil, fmt.Errorf("evicting the pod %s: %w", name, err)
+			case err != nil: // for example 403, while the namespace is being deleted
+				name += " (" + machine.OneLine(err) + ")"
 			}
 		}
 		left = append(left, name)

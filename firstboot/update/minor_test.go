@@ -164,6 +164,35 @@ func TestDrain(t *testing.T) {
 	}
 }
 
+// TestDrainGoesOn: if no API server answers for a while, or an eviction fails, as in a namespace that
+// is being deleted, the drain goes on: its time is not over.
+func TestDrainGoesOn(t *testing.T) {
+	b := newBox(t)
+	c, e := b.member("v1.37.2")
+	ending := pod("ending", "ReplicaSet")
+	ending.Metadata.Namespace = "terminating"
+	c.Pods = []api.Pod{ending, pod("web", "ReplicaSet")}
+	var began time.Time
+	sleep := e.Sleep
+	e.Sleep = func(ctx context.Context, d time.Duration) error {
+		if !began.IsZero() {
+			c.Down[worldtest.Endpoint] = b.now.Sub(began) < 2*time.Minute
+			if b.now.Sub(began) > 4*time.Minute {
+				c.Pods = slices.DeleteFunc(c.Pods, func(p api.Pod) bool { return p.Metadata.Name == "ending" })
+			}
+		}
+		return sleep(ctx, d)
+	}
+	err := Update(t.Context(), e, Options{Image: b.inside("minor.raw.zst")}, func(s run.Step) {
+		if s.Name == "esp" && s.Status == "done" {
+			began, c.Down[worldtest.Endpoint] = b.now, true
+		}
+	})
+	if err != nil || !b.rebooted || !slices.Equal(c.EvictedPods, []string{"web"}) || len(c.Pods) > 0 || !c.Nodes[memberName].Spec.Unschedulable {
+		t.Errorf("%v, restarted: %v, evicted: %v, left: %v", err, b.rebooted, c.EvictedPods, names(c.Pods))
+	}
+}
+
 // TestUncordonAfterFailure checks that the former system makes its Node schedulable again as soon
 // as possible after the new system has failed.
 func TestUncordonAfterFailure(t *testing.T) {

@@ -162,7 +162,7 @@ func (c *Cluster) pods(w http.ResponseWriter, r *http.Request) {
 	c.answer(w, object{"metadata": meta, "items": c.Pods[at : at+1]})
 }
 
-// evict removes a Pod if Disrupt allows it.
+// evict removes a Pod if Disrupt allows it. The namespace "terminating" is being deleted.
 func (c *Cluster) evict(w http.ResponseWriter, r *http.Request) {
 	var e struct {
 		Kind          string
@@ -178,6 +178,8 @@ func (c *Cluster) evict(w http.ResponseWriter, r *http.Request) {
 		reject(w, http.StatusNotFound, "not found")
 	case e.Kind != "Eviction" || e.DeleteOptions.Preconditions.UID != c.Pods[at].Metadata.UID:
 		reject(w, http.StatusConflict, "another pod")
+	case r.PathValue("namespace") == "terminating":
+		reject(w, http.StatusForbidden, "unable to create new content in namespace terminating because it is being terminated")
 	case c.Disrupt != nil && !c.Disrupt(name):
 		reject(w, http.StatusTooManyRequests, "Cannot evict pod as it would violate the pod's disruption budget.")
 	default:
