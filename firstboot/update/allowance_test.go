@@ -125,3 +125,20 @@ func TestMaxBytesAfterOneCut(t *testing.T) {
 	b.updated()
 	b.says(order.StateRestarting, "")
 }
+
+// TestMaxBytesOfAWithdrawnOrder: an order that is withdrawn or halted and then given again keeps its
+// limit: what was fetched before still counts.
+func TestMaxBytesOfAWithdrawnOrder(t *testing.T) {
+	b := newOrdered(t)
+	for range 6 {
+		b.give("hold", "max-bytes=8M")
+		b.must()
+		delete(b.annotations, order.AnnotationOrder)
+		b.must()
+		b.says(order.StateWithdrawn, "withdrawn or changed")
+	}
+	var r orderRecord
+	if err := json.Unmarshal([]byte(b.get(OrderFile)), &r); err != nil || r.Fetched < b.images.sent {
+		t.Errorf("%d bytes are recorded, %d were sent, %v", r.Fetched, b.images.sent, err)
+	}
+}

@@ -1,6 +1,7 @@
 package update
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -166,8 +167,8 @@ func (o *orders) answer() order.Answer {
 	r := o.record
 	a := order.Answer{Plan: o.image.Plan, Image: o.image.Name, Serial: o.image.UpdateSerial, Order: r.Order, State: r.State, Reason: r.Reason}
 	switch s := Status(o.e); {
-	case r.State == order.StateRestarting && o.image.Plan == r.Plan:
-		a.State = order.StateTrial
+	case run.OnTrial(o.e): // also after an update by hand: a rollout must not count the node as done
+		a.State, a.Reason = order.StateTrial, ""
 	case r.State == order.StateHeld:
 		// Otherwise a rollout would drain a held node and permit its restart.
 		if err := o.closed(); err != nil {
@@ -261,8 +262,10 @@ func (o *orders) accept(text string) (*order.Order, error) {
 		return nil, nil
 	}
 	former := *r
-	if key != r.Order || r.State == order.StateWithdrawn {
+	if key != r.Order {
 		*r = orderRecord{Order: key}
+	} else if r.State == order.StateWithdrawn {
+		*r = orderRecord{Order: key, Fetched: r.Fetched} // its limit is for all attempts together
 	}
 	if err != nil {
 		return nil, o.end(order.StateFailed, machine.OneLine(err))
@@ -299,7 +302,7 @@ func (o *orders) rejection(x order.Order) string {
 	case o.metered && x.MaxBytes == "":
 		return "the machine has a metered link: add a limit to the order, e.g. max-bytes=20M"
 	case o.record.Tries >= maxTries:
-		return fmt.Sprintf("gave up after %d tries: %s", o.record.Tries, o.record.Reason)
+		return fmt.Sprintf("gave up after %d tries: %s", o.record.Tries, cmp.Or(o.record.Reason, "each was cut off, for example by a power cut"))
 	}
 	return ""
 }

@@ -435,6 +435,39 @@ func TestOrderRetries(t *testing.T) {
 	b.updated()
 }
 
+// TestOrderCutOff: an order whose every try is cut off fails, and its reason says so.
+func TestOrderCutOff(t *testing.T) {
+	b := newOrdered(t)
+	b.give()
+	for range maxTries {
+		b.cut, b.effects = 8, 0
+		_ = b.run() // the power is off, so the result does not matter
+		b.cut = 0
+		os.RemoveAll(filepath.Join(b.root, "run"))
+		b.put("run/x", "")
+	}
+	b.must()
+	b.says(order.StateFailed, "gave up after 5 tries: each was cut off")
+}
+
+// TestTrialByHand: after an update by hand too, the machine answers that its system is on trial.
+func TestTrialByHand(t *testing.T) {
+	b := newOrdered(t)
+	if err := b.order(Options{Image: b.inside("new.raw.zst")}); err != nil {
+		t.Fatal(err)
+	}
+	const entry = "edgebake-b+2-1.conf"
+	b.bootsB(entry)
+	b.must()
+	b.says(order.StateTrial, "")
+	b.blessed(entry)
+	b.must()
+	b.says("", "")
+	if a := b.answer(); a.Plan != newPlan {
+		t.Errorf("%+v", a)
+	}
+}
+
 // TestOrderWaits checks that an order waits while another change of the machine runs.
 func TestOrderWaits(t *testing.T) {
 	b := newOrdered(t)
