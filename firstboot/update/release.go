@@ -17,11 +17,18 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// noteOffline records whether no API server is reachable. If so, the new system need not reach one
-// either.
+// offlinePatience is how long no API server must answer before a machine counts as offline.
+const offlinePatience = time.Minute
+
+// noteOffline records whether no API server is reachable. If so, the new system need not reach
+// one either. An API server has confirmed an order, so a machine with an order is not offline.
 func (u *job) noteOffline(ctx context.Context, e *machine.Env) error {
-	if u.sys.active != nil {
-		if _, err := network.Reach(ctx, e, member.MastersOf(e, u.sys.active.Site)); ctx.Err() != nil {
+	if u.sys.active != nil && u.o.Commit == nil {
+		err := e.Retry(ctx, machine.Wait{Every: 5 * time.Second, For: offlinePatience}, func() error {
+			_, err := network.Reach(ctx, e, member.MastersOf(e, u.sys.active.Site))
+			return err
+		})
+		if ctx.Err() != nil {
 			return ctx.Err()
 		} else if err != nil {
 			return e.WriteFile(offlineFile, nil, machine.Mode(0o600))
@@ -176,7 +183,7 @@ func (u *job) forget() {
 func Status(e *machine.Env) *ondisk.UpdateState {
 	var s ondisk.UpdateState
 	if err := json.Unmarshal(e.Contents(progressFile), &s); err == nil {
-		if e.Now().Sub(s.Updated) > stale {
+		if e.Now().Sub(s.Updated).Abs() > stale { // a clock that was ahead may have been set since
 			s.Status = ondisk.UpdateInterrupted
 		}
 		return &s

@@ -160,6 +160,49 @@ func TestProvenOffline(t *testing.T) {
 	}
 }
 
+// TestProvenOfflineByMoment: a link that is down for a moment while the boot entry is written does not
+// make the machine count as offline. An order was confirmed by an API server.
+func TestProvenOfflineByMoment(t *testing.T) {
+	proves := func(b *box, e *machine.Env) {
+		t.Helper()
+		b.bootsB("edgebake-b+2-1.conf")
+		if err := ProvenOffline(e); !errors.Is(err, run.ErrUnproven) {
+			t.Errorf("the trial would end without an API server: %v", err)
+		}
+	}
+	b := newBox(t)
+	e := b.env()
+	b.site(e)
+	began := b.now
+	e.Dial = func(context.Context, string, string) (net.Conn, error) {
+		if b.now.Sub(began) < 20*time.Second {
+			return nil, errors.New("network is unreachable")
+		}
+		c, _ := net.Pipe()
+		return c, nil
+	}
+	if err := Update(t.Context(), e, Options{Image: b.inside("new.raw.zst")}, func(run.Step) {}); err != nil {
+		t.Fatal(err)
+	}
+	proves(b, e)
+
+	o := newOrdered(t)
+	o.site = []string{"ipvs: {profile: lan}"}
+	o.give()
+	e = o.env()
+	dial := e.Dial
+	e.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if strings.HasPrefix(addr, "192.0.2.") {
+			return nil, errors.New("network is unreachable")
+		}
+		return dial(ctx, network, addr)
+	}
+	if err := CarryOutOrder(t.Context(), e, func(run.Step) {}); err != nil || !o.rebooted {
+		t.Fatal(err)
+	}
+	proves(o.box, e)
+}
+
 // TestStatus checks that the status shows the progress of a running update, and nothing after its
 // end.
 func TestStatus(t *testing.T) {
@@ -188,6 +231,10 @@ func TestStatus(t *testing.T) {
 	b.put(progressFile, `{"status":"running","root":"ROOT-B","updated":"`+b.now.Add(-time.Hour).Format(time.RFC3339)+`"}`)
 	if b.status() != "interrupted ROOT-B" {
 		t.Error(b.status())
+	}
+	b.put(progressFile, `{"status":"running","root":"ROOT-B","updated":"`+b.now.AddDate(1, 0, 0).Format(time.RFC3339)+`"}`)
+	if b.status() != "interrupted ROOT-B" {
+		t.Errorf("killed while the clock was a year ahead: %s", b.status())
 	}
 }
 
