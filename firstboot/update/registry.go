@@ -14,6 +14,7 @@ import (
 	"net/url"
 	"regexp"
 	"strings"
+	"time"
 
 	"github.com/edgebake/edgebake/configs/imageref"
 	"github.com/edgebake/edgebake/firstboot/machine"
@@ -99,7 +100,7 @@ func (l *line) document(ctx context.Context, url string, header http.Header, lim
 	default:
 		return nil, badStatus(resp)
 	}
-	b, err := io.ReadAll(io.LimitReader(body, limit+1))
+	b, err := io.ReadAll(io.LimitReader(&bounded{body, l.e.Now, l.e.Now().Add(documentTime)}, limit+1))
 	switch {
 	case err != nil:
 		return nil, &dropped{err}
@@ -107,6 +108,23 @@ func (l *line) document(ctx context.Context, url string, header http.Header, lim
 		return nil, fmt.Errorf("the server sends more than %d bytes", limit)
 	}
 	return b, nil
+}
+
+// documentTime bounds the download of a small file: a server could send a byte a minute, for months.
+const documentTime = 5 * time.Minute
+
+// bounded is a reader that fails at a time.
+type bounded struct {
+	io.Reader
+	now func() time.Time
+	end time.Time
+}
+
+func (b *bounded) Read(p []byte) (int, error) {
+	if !b.now().Before(b.end) {
+		return 0, fmt.Errorf("the server has not sent it in %s", documentTime)
+	}
+	return b.Reader.Read(p)
 }
 
 func (r *inRegistry) Name() string { return r.name }

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/registry"
 
@@ -295,6 +296,22 @@ func TestOrderFromRegistry(t *testing.T) {
 	}
 	b.says(order.StateRestarting, "")
 	b.updated()
+}
+
+// TestSlowManifest: a registry that sends a byte a minute does not hold an update, and with it all
+// other changes of the machine, for months.
+func TestSlowManifest(t *testing.T) {
+	b := newBox(t)
+	e := b.env()
+	e.Get = func(context.Context, string, http.Header, []string) (*http.Response, error) {
+		body := &slowBody{l: &slowLine{b: b, rate: 1.0 / 59, piece: 1}, r: bytes.NewReader(bytes.Repeat([]byte(" "), 200<<10)), began: b.now}
+		return &http.Response{StatusCode: http.StatusOK, Body: body}, nil
+	}
+	began := b.now
+	err := Update(t.Context(), e, Options{Image: "oci://registry.example.com/edge/my-edge:1"}, func(run.Step) {})
+	if took := b.now.Sub(began); err == nil || !strings.Contains(err.Error(), "has not sent it in 5m0s") || took > time.Hour {
+		t.Errorf("after %s: %v", took, err)
+	}
 }
 
 func TestRegistryURL(t *testing.T) {
