@@ -45,6 +45,28 @@ func (s seeds) scan(ctx context.Context, dev machine.Device, size int64) error {
 	})
 }
 
+// missing returns the chunks of a part that assemble downloads when it writes the part to the device
+// target: those that are not on this machine's disk, and those that are only on target itself, where
+// they are overwritten before they are needed.
+func (s seeds) missing(p *chunk.Part, target string) (out []int) {
+	written := map[int64][32]byte{} // by offset
+	off := int64(0)
+	for k, c := range p.Chunks {
+		if !c.Hole {
+			at, ok := s[c.Sum]
+			if ok && at.dev.Name() == target && at.off < off {
+				ok = written[at.off] == c.Sum
+			}
+			if !ok {
+				out = append(out, k)
+			}
+			written[off] = c.Sum
+		}
+		off += c.Size
+	}
+	return out
+}
+
 // fetcher gets chunks of an image from this machine's disk or from the source.
 type fetcher struct {
 	image *update.Image

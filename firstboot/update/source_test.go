@@ -261,6 +261,35 @@ func TestMetered(t *testing.T) {
 	}
 }
 
+// TestCostOfOverwrittenChunks: chunks that are only on the other root, where they are overwritten
+// before they are needed, count as missing. Otherwise --max-bytes would end the update halfway.
+func TestCostOfOverwrittenChunks(t *testing.T) {
+	update := func(most int64) (*box, *slowLine, error) {
+		b := newBox(t)
+		f, err := os.OpenFile(b.disk, os.O_RDWR, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if _, err := f.WriteAt(imageRoot()[1<<20:], b.parts[ondisk.LabelRootB].Start); err != nil {
+			t.Fatal(err)
+		}
+		l := newLine(b, "new.raw.zst")
+		return b, l, b.over(l, Options{MaxBytes: most})
+	}
+	b, l, err := update(64e6)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.updated()
+	before := newBox(t).partition(ondisk.LabelRootB)
+	copy(before, imageRoot()[1<<20:])
+	b, l, err = update(l.sent - 512<<10)
+	if err == nil || !strings.Contains(err.Error(), "the update needs") || !bytes.Equal(before, b.partition(ondisk.LabelRootB)) {
+		t.Errorf("%v after %d bytes; or the other root was written", err, l.sent)
+	}
+}
+
 // plug puts a stick with FAT32 into the box, with a copy of each image.
 func (b *box) plug(name string, images ...string) {
 	b.t.Helper()

@@ -365,8 +365,7 @@ func (u *job) cost(ctx context.Context, e *machine.Env) error {
 	if err != nil {
 		return err
 	}
-	missing := u.root.Missing(func(sum [32]byte) bool { _, ok := u.fetch.seeds[sum]; return ok })
-	spans := append(u.fetch.spans(u.root, missing), u.fetch.spans(u.esp, u.spool.missing(chunks))...)
+	spans := append(u.fetch.spans(u.root, u.fetch.seeds.missing(u.root, "/dev/"+u.sys.target.Name)), u.fetch.spans(u.esp, u.spool.missing(chunks))...)
 	if err := u.lookAtImages(); err != nil {
 		return err
 	}
