@@ -46,11 +46,15 @@ func hold(e *machine.Env, held bool) error {
 	return e.Remove(ondisk.HeldFile)
 }
 
-// OnTrial reports whether this boot is on trial: the loader counted it, and its boot entry still
-// has the count.
+// OnTrial reports whether this boot is on trial: the loader counted it, and its boot entry
+// still has the count, or cannot be read.
 func OnTrial(e *machine.Env) bool {
 	entry := e.CountedEntry()
-	return entry != "" && e.Exists(machine.ESPDir+"/"+entry)
+	if entry == "" {
+		return false
+	}
+	_, err := os.Lstat(e.Path(machine.ESPDir + "/" + entry))
+	return !errors.Is(err, fs.ErrNotExist)
 }
 
 // rejectTrial returns an error if this boot is on trial, because no change is permitted then.

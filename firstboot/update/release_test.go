@@ -82,6 +82,18 @@ func TestRelease(t *testing.T) {
 	if err := Release(t.Context(), b.env()); err == nil || !strings.Contains(err.Error(), "on trial") || b.espInfo().Plan != oldPlan {
 		t.Errorf("on trial: %v, the ESP describes %s", err, b.espInfo().Plan)
 	}
+	// An EFI system partition that cannot be read does not end the trial.
+	loader, kept := filepath.Join(b.root, "efi/loader"), filepath.Join(b.root, "kept")
+	if err := os.Rename(loader, kept); err != nil {
+		t.Fatal(err)
+	}
+	b.put("efi/loader", "")
+	if err := Release(t.Context(), b.env()); err == nil || !strings.Contains(err.Error(), "on trial") {
+		t.Errorf("on trial, without the boot entries: %v", err)
+	}
+	if err := errors.Join(os.Remove(loader), os.Rename(kept, loader)); err != nil {
+		t.Fatal(err)
+	}
 	b.blessed(entry)
 	if err := Release(t.Context(), b.env()); err != nil {
 		t.Fatal(err)
