@@ -48,7 +48,7 @@ func openRegistry(ctx context.Context, l *line, image string) (*inRegistry, erro
 		return nil, err
 	}
 	for _, p := range r.m.Layers {
-		r.parts = append(r.parts, &server{line: l, url: base + "/blobs/" + string(p.Digest), size: p.Size, fixed: true})
+		r.parts = append(r.parts, &server{line: l, url: base + "/blobs/" + string(p.Digest), size: p.Size})
 	}
 	return r, nil
 }

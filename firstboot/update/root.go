@@ -192,8 +192,8 @@ func (c *counted) Read(b []byte) (int, error) {
 // errDamaged means that a chunk does not match its digest in the index.
 var errDamaged = errors.New("it does not match the index: it was damaged in transit, or at the source")
 
-// sameImage returns an error if the image was replaced. It compares the index, because not every
-// server sends an ETag.
+// sameImage returns an error if the image was replaced. It compares the index,
+// since an ETag may be missing, or differ between the servers behind one name.
 func (f *fetcher) sameImage(ctx context.Context) error {
 	again, err := update.Open(readerAt{ctx, f.src}, f.src.Size())
 	switch {
