@@ -534,7 +534,7 @@ func (r *Rollout) continueOrders(p *rolloutPlan, nodes []*updateNode, spent, fre
 			if free {
 				p.do(n, actGive, "", "")
 			}
-		case state == UpdateHeld && free && atRisk < p.budget:
+		case state == UpdateHeld && n.ready && free && atRisk < p.budget:
 			atRisk++
 			if r.Order.NoDrain {
 				p.do(n, actRelease, "", "")
@@ -572,7 +572,7 @@ func (r *Rollout) outcome(n *updateNode, state string, now time.Time) (result, r
 		return UpdateFailed, fmt.Sprintf("it was not drained within %s: a PodDisruptionBudget may prevent the eviction of a pod", r.Drain)
 	case state == UpdateRestarts && late(n.mark.Released, r.Restart):
 		return UpdateFailed, fmt.Sprintf("it does not run the new system, or is not Ready, after %s", r.Restart)
-	case state == UpdateFetching && late(n.mark.Given, r.Fetch):
+	case (state == UpdateFetching || state == UpdateHeld && !n.ready) && late(n.mark.Given, r.Fetch):
 		return UpdateFailed, strings.TrimSuffix(fmt.Sprintf("it was not ready to restart after %s: %s", r.Fetch, n.answer.Reason), ": ")
 	}
 	return "", ""

@@ -589,6 +589,32 @@ func TestRolloutsAtOnce(t *testing.T) {
 	}
 }
 
+// TestRolloutHeldAway checks that a node that lost its power after it had fetched everything is not
+// drained, which could not succeed and would use up the budget.
+func TestRolloutHeldAway(t *testing.T) {
+	t.Parallel()
+	f := newStill(t)
+	f.add(fleettest.Works, nil, "a-1")
+	r := rollout(nil)
+	f.mark(r, "a-1", order.StateHeld, rolloutMark{Given: time.Now()})
+	f.Ready("a-1", false)
+	if got := f.plans(r); got != nil {
+		t.Errorf("away: %q", got)
+	}
+	f.Ready("a-1", true)
+	if got := strings.Join(f.plans(r), ", "); got != "a-1 drain" {
+		t.Errorf("back: %q", got)
+	}
+	f.mark(r, "a-1", order.StateHeld, rolloutMark{Given: time.Now().Add(-2 * r.Fetch)})
+	if got := strings.Join(f.plans(r), ", "); got != "a-1 drain" {
+		t.Errorf("held for long: %q", got)
+	}
+	f.Ready("a-1", false)
+	if got := strings.Join(f.plans(r), ", "); got != "a-1 finish failed" {
+		t.Errorf("away for long: %q", got)
+	}
+}
+
 // TestRolloutReplaced checks that a node that was updated, but runs another image now because its
 // disk was flashed again, gets the order again.
 func TestRolloutReplaced(t *testing.T) {
