@@ -1,24 +1,55 @@
 package main
 
 import (
+	"bytes"
+	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/chunk"
 	"github.com/edgebake/edgebake/ondisk/order"
+	"github.com/edgebake/edgebake/ondisk/seekable"
+	format "github.com/edgebake/edgebake/ondisk/update"
 	"github.com/edgebake/edgebake/test/fleettest"
 	"github.com/edgebake/edgebake/test/mediatest"
 	"github.com/google/go-containerregistry/pkg/registry"
 )
+
+// reindex copies an image with another index, as a server could send it.
+func reindex(t *testing.T, from, to string, change func(*chunk.Index)) {
+	t.Helper()
+	file, err := os.ReadFile(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	i, err := format.Open(bytes.NewReader(file), int64(len(file)))
+	if err = errors.Join(err, i.Decode()); err != nil {
+		t.Fatal(err)
+	}
+	change(i.Index)
+	index, err := i.Index.Seal(func([]byte) (string, error) { return "signature", nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := bytes.LastIndex(file, binary.LittleEndian.AppendUint32(nil, chunk.Magic))
+	table := file[at+8+int(binary.LittleEndian.Uint32(file[at+4:])):]
+	if err := os.WriteFile(to, slices.Concat(seekable.Skippable(file[:at:at], chunk.Magic, index), table), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
 
 // TestClusterUpdate checks the command line of rollouts: rejected input, the table and the result.
 func TestClusterUpdate(t *testing.T) {
@@ -86,6 +117,9 @@ clusters: [{name: a, cluster: {server: %q}}], users: [{name: a, user: {}}]}`, ap
 	if err := json.Unmarshal([]byte(c.out), &rows); err != nil || len(rows) != 3 || rows[2]["node"] != "shop-10" || rows[0]["fetch"] != nil {
 		t.Errorf("%v: %s", err, c.out)
 	}
+	reindex(t, image, filepath.Join(c.dir, "odd.raw.zst"), func(x *chunk.Index) { x.Golden = "odd" })
+	update(1, web.URL+"/odd.raw.zst")
+	c.want(c.err, "cannot be ordered", "want URL@sha256:GOLDEN")
 	update(0, "--stop")
 	c.want(c.out, "stopped the updates of 3 nodes")
 	update(1, url)

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
@@ -24,6 +25,9 @@ const (
 	entriesDir = espDir + "/" + "loader/entries"
 	systemsDir = espDir + "/edgebake"
 )
+
+// unmountPatience is how long another program may use the EFI system partition.
+const unmountPatience = 30 * time.Second
 
 // maxVersion is the highest accepted version of a boot entry.
 const maxVersion = 1 << 30
@@ -180,7 +184,8 @@ func install(ctx context.Context, e *machine.Env, files []espFile) error {
 		return err
 	}
 	// After unmounting, the files are read from the disk, not from memory.
-	if err := e.Unit(ctx, "stop", espUnit); err != nil {
+	unmount := func() error { return e.Unit(ctx, "stop", espUnit) }
+	if err := e.Retry(ctx, machine.Wait{Every: time.Second, For: unmountPatience}, unmount); err != nil {
 		return fmt.Errorf("unmounting the EFI system partition, to read it back: %w", err)
 	}
 	for i, f := range files {

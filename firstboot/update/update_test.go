@@ -808,6 +808,23 @@ func TestRejected(t *testing.T) {
 	}
 }
 
+// TestESPInUse: a program that reads the EFI system partition for a moment, such as firstboot status,
+// does not make an update fail.
+func TestESPInUse(t *testing.T) {
+	b := newBox(t)
+	busy := 3
+	b.unit = func(verb, unit string) error {
+		if busy--; unit == espUnit && busy >= 0 {
+			return errors.New(`its job ended with "failed"`)
+		}
+		return nil
+	}
+	if err := b.order(Options{Image: b.inside("new.raw.zst")}); err != nil {
+		t.Fatal(err)
+	}
+	b.updated()
+}
+
 // TestBadDisk checks that if a disk returns bytes other than those written, no boot entry is
 // written.
 func TestBadDisk(t *testing.T) {

@@ -271,6 +271,9 @@ func (u *updateFlags) read(source media.Source) error {
 		return fmt.Errorf("image %s is not the image of this update: its golden digest is %s, expected %s", source.Name, t.Golden, r.Order.Golden)
 	}
 	r.Order.Golden, r.Info = t.Golden, t.Info
+	if _, err := order.Parse(r.Order.String()); err != nil { // what the server sends may be anything
+		return fmt.Errorf("image %s cannot be ordered: %w", source.Name, err)
+	}
 	return nil
 }
 
