@@ -126,7 +126,7 @@ func TestMaxBytesAfterOneCut(t *testing.T) {
 	b.says(order.StateRestarting, "")
 }
 
-// TestMaxBytesOfAWithdrawnOrder: an order that is withdrawn or halted and then given again keeps its
+// TestMaxBytesOfAWithdrawnOrder checks that an order that is withdrawn or halted and then given again keeps its
 // limit: what was fetched before still counts.
 func TestMaxBytesOfAWithdrawnOrder(t *testing.T) {
 	b := newOrdered(t)

@@ -164,7 +164,7 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// TestDrainGoesOn: if no API server answers for a while, or an eviction fails, as in a namespace that
+// TestDrainGoesOn checks that if no API server answers for a while, or an eviction fails, as in a namespace that
 // is being deleted, the drain goes on: its time is not over.
 func TestDrainGoesOn(t *testing.T) {
 	b := newBox(t)

@@ -435,7 +435,7 @@ func TestOrderRetries(t *testing.T) {
 	b.updated()
 }
 
-// TestOrderCutOff: an order whose every try is cut off fails, and its reason says so.
+// TestOrderCutOff checks that an order whose every try is cut off fails, and its reason says so.
 func TestOrderCutOff(t *testing.T) {
 	b := newOrdered(t)
 	b.give()
@@ -450,7 +450,7 @@ func TestOrderCutOff(t *testing.T) {
 	b.says(order.StateFailed, "gave up after 5 tries: each was cut off")
 }
 
-// TestTrialByHand: after an update by hand too, the machine answers that its system is on trial.
+// TestTrialByHand checks that after an update by hand too, the machine answers that its system is on trial.
 func TestTrialByHand(t *testing.T) {
 	b := newOrdered(t)
 	if err := b.order(Options{Image: b.inside("new.raw.zst")}); err != nil {

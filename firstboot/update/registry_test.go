@@ -298,7 +298,7 @@ func TestOrderFromRegistry(t *testing.T) {
 	b.updated()
 }
 
-// TestSlowManifest: a registry that sends a byte a minute does not hold an update, and with it all
+// TestSlowManifest checks that a registry that sends a byte a minute does not hold an update, and with it all
 // other changes of the machine, for months.
 func TestSlowManifest(t *testing.T) {
 	b := newBox(t)

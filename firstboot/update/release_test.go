@@ -172,7 +172,7 @@ func TestProvenOffline(t *testing.T) {
 	}
 }
 
-// TestProvenOfflineByMoment: a link that is down for a moment while the boot entry is written does not
+// TestProvenOfflineByMoment checks that a link that is down for a moment while the boot entry is written does not
 // make the machine count as offline. An order was confirmed by an API server.
 func TestProvenOfflineByMoment(t *testing.T) {
 	proves := func(b *box, e *machine.Env) {

@@ -261,7 +261,7 @@ func TestMetered(t *testing.T) {
 	}
 }
 
-// TestCostOfOverwrittenChunks: chunks that are only on the other root, where they are overwritten
+// TestCostOfOverwrittenChunks checks that chunks that are only on the other root, where they are overwritten
 // before they are needed, count as missing. Otherwise --max-bytes would end the update halfway.
 func TestCostOfOverwrittenChunks(t *testing.T) {
 	update := func(most int64) (*box, *slowLine, error) {

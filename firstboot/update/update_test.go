@@ -666,7 +666,7 @@ func TestFetch(t *testing.T) {
 	}
 }
 
-// TestManyServers: the servers behind one name may have different ETags for the same image.
+// TestManyServers checks that the servers behind one name may have different ETags for the same image.
 func TestManyServers(t *testing.T) {
 	b, s := newBox(t), serve(t, "new.raw.zst")
 	s.answer = func(w http.ResponseWriter, _ *http.Request, n int) bool {
@@ -808,7 +808,7 @@ func TestRejected(t *testing.T) {
 	}
 }
 
-// TestESPInUse: a program that reads the EFI system partition for a moment, such as firstboot status,
+// TestESPInUse checks that a program that reads the EFI system partition for a moment, such as firstboot status,
 // does not make an update fail.
 func TestESPInUse(t *testing.T) {
 	b := newBox(t)
