@@ -550,7 +550,7 @@ func TestRolloutEviction(t *testing.T) {
 		f.add(fleettest.Works, nil, "a-1", "a-2")
 		f.Pod("gone", "web", "a-1", "ReplicaSet")
 		f.Pod("gone", "last", "a-1", "ReplicaSet")
-		f.Evicted = func(path string) int {
+		f.Evicted = func(path string, _ bool) int {
 			if strings.HasSuffix(path, "/web") {
 				return code
 			}
