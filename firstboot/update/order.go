@@ -25,6 +25,8 @@ const (
 	OrderFile = ondisk.StateDir + "/order.json"
 	// askedFile contains the time at which the Node was last read, and the answer that it had then.
 	askedFile = ondisk.RunMark + "order"
+	// committedFile exists from the commit of an order until the restart is requested.
+	committedFile = ondisk.RunMark + "order-committed"
 )
 
 const orderRecordVersion = 1
@@ -128,13 +130,13 @@ func (o *orders) load() error {
 		}
 		return o.end(order.StateDone, "")
 	}
-	switch s := Status(o.e); {
+	switch s := settled(o.e); {
 	case s != nil && s.Status == ondisk.UpdateFailed:
 		return o.end(order.StateFailed, "the new system failed to start, and the machine runs the previous one; journalctl --list-boots on the machine lists the boots")
-	case s != nil && s.Status == ondisk.UpdatePending:
+	case s != nil && s.Status == ondisk.UpdatePending && !o.e.Exists(committedFile):
 		return nil
 	}
-	return o.end(order.StateWorking, "") // it was interrupted before there was a boot entry
+	return o.end(order.StateWorking, "") // it was interrupted before there was a boot entry, or before the restart
 }
 
 // end records a state of the order.
@@ -345,7 +347,7 @@ func (o *orders) carryOut(parent context.Context, x order.Order, tell func(run.S
 	})
 	switch {
 	case err == nil:
-		return nil
+		return o.e.Remove(committedFile)
 	case parent.Err() != nil:
 		return parent.Err() // the next run continues
 	case errors.Is(context.Cause(ctx), errWithdrawn), errors.Is(context.Cause(ctx), errClosed):
@@ -359,6 +361,9 @@ func (o *orders) carryOut(parent context.Context, x order.Order, tell func(run.S
 // conclude records the result of an attempt that did not restart the machine.
 func (o *orders) conclude(err error) error {
 	r, reason := &o.record, machine.OneLine(err)
+	if err := o.e.Remove(committedFile); err != nil {
+		return err
+	}
 	switch {
 	case errors.Is(err, errWithdrawn):
 		err = o.end(order.StateWithdrawn, errWithdrawn.Error())
@@ -434,6 +439,9 @@ func (o *orders) commit(ctx context.Context, plan string, say func(format string
 			return errWithdrawn
 		case !x.Hold:
 			o.record.Plan = plan
+			if err := o.e.WriteFile(committedFile, nil, machine.Mode(0o600)); err != nil {
+				return fmt.Errorf("recording the order: %w", err)
+			}
 			if err := o.end(order.StateRestarting, ""); err != nil {
 				return err
 			}

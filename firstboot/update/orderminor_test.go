@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -23,7 +24,10 @@ func orderedMinor(t *testing.T) (b *box, c *worldtest.Cluster, e *machine.Env, a
 	e.Rand = func() float64 { return 0 }
 	annotations := map[string]string{order.AnnotationOrder: imageURL + "@sha256:" + goldenOf(t, "minor.raw.zst")}
 	dial := e.Dial
+	var mu sync.Mutex // a dial goes on after its request was cancelled
 	e.Dial = func(ctx context.Context, n, a string) (net.Conn, error) {
+		mu.Lock()
+		defer mu.Unlock()
 		m := &c.Nodes[memberName].Metadata
 		if m.Annotations == nil {
 			m.Annotations = map[string]string{}
@@ -66,6 +70,33 @@ func TestOrderHaltedInDrain(t *testing.T) {
 		if record := b.get(OrderFile); !strings.Contains(record, `"state":"done"`) {
 			t.Errorf("the new system runs, but the order's record is %s", record)
 		}
+	}
+}
+
+// TestOrderStoppedInDrain checks that an order whose service is stopped after the boot entry was
+// written, but before the restart, continues: nothing else would restart the machine.
+func TestOrderStoppedInDrain(t *testing.T) {
+	b, c, e, _ := orderedMinor(t)
+	c.Pods = append(c.Pods, pod("guarded", "StatefulSet"))
+	stays := true
+	c.Disrupt = func(string) bool { return !stays }
+	ctx, cancel := context.WithCancel(t.Context())
+	err := CarryOutOrder(ctx, e, func(s run.Step) {
+		if s.Name == "drain" && s.Status == "waiting" {
+			cancel()
+		}
+	})
+	if !errors.Is(err, context.Canceled) || b.rebooted || b.status() != "pending ROOT-B" {
+		t.Fatalf("%v, restarted: %v, %s", err, b.rebooted, b.status())
+	}
+	stays = false
+	if err := CarryOutOrder(t.Context(), e, func(run.Step) {}); err != nil || !b.rebooted {
+		t.Errorf("%v, restarted: %v; %s", err, b.rebooted, b.get(OrderFile))
+	}
+	// Once the restart was requested, it does not insist: a person may choose the former system.
+	b.rebooted = false
+	if err := CarryOutOrder(t.Context(), e, func(run.Step) {}); err != nil || b.rebooted {
+		t.Errorf("the former system: %v, restarted: %v", err, b.rebooted)
 	}
 }
 
