@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	"github.com/edgebake/edgebake/cluster/servercert"
+	"github.com/edgebake/edgebake/firstboot/servercert"
 	"github.com/edgebake/edgebake/openyurt"
 )
 

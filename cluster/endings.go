@@ -8,7 +8,7 @@ import (
 
 	"k8s.io/client-go/rest"
 
-	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 )
 
 // adminWarning is the remaining validity at which an operator's certificate is reported.
@@ -27,11 +27,11 @@ func (c *Client) Endings(ctx context.Context, now time.Time) ([]Check, error) {
 	}
 	const again = "run `edgebake cluster new` with the Cluster document"
 	if info, err := c.clusterInfo(ctx); err == nil { // Verify reports the error of clusterInfo
-		end, err := api.FirstEnd(info.ca)
+		end, err := kubeapi.FirstEnd(info.ca)
 		if err != nil {
 			return nil, err
 		}
-		add("the cluster's CA", end, api.CAWarning, again+" to issue it again with the same key; then stamp the Sites of the control-plane nodes, and restart these one by one. For a cluster that edgebake did not make, see kubeadm's documentation")
+		add("the cluster's CA", end, kubeapi.CAWarning, again+" to issue it again with the same key; then stamp the Sites of the control-plane nodes, and restart these one by one. For a cluster that edgebake did not make, see kubeadm's documentation")
 	}
 	config := rest.CopyConfig(c.config)
 	if err := rest.LoadTLSFiles(config); err != nil {
@@ -45,7 +45,7 @@ func (c *Client) Endings(ctx context.Context, now time.Time) ([]Check, error) {
 		}
 		add(name, pair.Leaf.NotAfter, adminWarning, again+" to make a new admin.conf")
 	}
-	if end, err := api.FirstEnd(config.CAData); err == nil && now.Add(adminWarning).After(end) {
+	if end, err := kubeapi.FirstEnd(config.CAData); err == nil && now.Add(adminWarning).After(end) {
 		add("the CA in this kubeconfig", end, adminWarning, again+" to make a new admin.conf")
 	}
 	return out, nil

@@ -17,9 +17,9 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/joined"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/openyurt"
 )
 
@@ -38,7 +38,7 @@ type PreflightOptions struct {
 	ShipWithin time.Duration
 	// Kubelet is the version of kubelet in the image; empty: unknown.
 	Kubelet string
-	Dial    api.DialFunc
+	Dial    kubeapi.DialFunc
 	// Timeout limits the request to each API server.
 	Timeout time.Duration
 }
@@ -48,23 +48,24 @@ type preflight struct {
 	PreflightOptions
 	checks []Check
 	// found is a client of an API server that was verified for the first Site.
-	found *api.Client
+	found *kubeapi.Client
 	// silent is set if no API server has answered. Then discovery is not repeated with other
 	// tokens.
 	silent bool
 	// proven has the result of discovery for each token. A token is sent only to an API server that
 	// discovery has verified with that token.
-	proven map[configs.Secret]proof
+	proven   map[configs.Secret]proof
+	sessions kubeapi.Sessions
 }
 
 // proof is the result of discovery with one token: a client, or the error.
 type proof struct {
-	client *api.Client
+	client *kubeapi.Client
 	err    error
 }
 
 // clientFor returns a client that uses the Site's token.
-func (p *preflight) clientFor(ctx context.Context, site *configs.Site) (*api.Client, error) {
+func (p *preflight) clientFor(ctx context.Context, site *configs.Site) (*kubeapi.Client, error) {
 	token := site.Credentials.Token
 	if known, ok := p.proven[token]; ok {
 		return known.client, known.err
@@ -74,7 +75,7 @@ func (p *preflight) clientFor(ctx context.Context, site *configs.Site) (*api.Cli
 	}
 	var of proof
 	d := p.discovery(site, site.Masters...)
-	found, err := api.Discover(ctx, d)
+	found, err := kubeapi.Discover(ctx, d)
 	if err == nil {
 		of.client = found.Client(d)
 	}
@@ -84,7 +85,7 @@ func (p *preflight) clientFor(ctx context.Context, site *configs.Site) (*api.Cli
 }
 
 // get makes a request within the timeout for one API server.
-func (p *preflight) get(ctx context.Context, client *api.Client, path string, out any) error {
+func (p *preflight) get(ctx context.Context, client *kubeapi.Client, path string, out any) error {
 	ctx, cancel := context.WithTimeout(ctx, p.Timeout)
 	defer cancel()
 	return client.Get(ctx, path, out)
@@ -163,18 +164,18 @@ func (p *preflight) cluster(ctx context.Context, sites []PreflightSite) {
 }
 
 // discovery returns the discovery that a node with this Site performs.
-func (p *preflight) discovery(site *configs.Site, masters ...string) api.Discovery {
+func (p *preflight) discovery(site *configs.Site, masters ...string) kubeapi.Discovery {
 	host, _, _ := net.SplitHostPort(site.EndpointHostPort())
-	return api.Discovery{Masters: masters, Token: site.Credentials.Token.Reveal(), Pins: site.CACertHashes, SkipPins: site.UnsafeSkipCAVerification,
-		CA: []byte(site.CACert), Names: []string{host, api.SharedName}, Dial: p.Dial, Timeout: p.Timeout}
+	return kubeapi.Discovery{Masters: masters, Token: site.Credentials.Token.Reveal(), Pins: site.CACertHashes, SkipPins: site.UnsafeSkipCAVerification,
+		CA: []byte(site.CACert), Names: []string{host, kubeapi.SharedName}, Dialer: kubeapi.Dialer{Dial: p.Dial, Sessions: &p.sessions}, Timeout: p.Timeout}
 }
 
 // apiServer checks one API server by the same discovery that a node performs.
 func (p *preflight) apiServer(ctx context.Context, master string, site *configs.Site) {
 	name := "API server " + master
 	d := p.discovery(site, master)
-	found, err := api.Discover(ctx, d)
-	if err == nil || api.Code(err) != 0 || notThisToken(err) {
+	found, err := kubeapi.Discover(ctx, d)
+	if err == nil || kubeapi.Code(err) != 0 || notThisToken(err) {
 		p.silent = false
 	}
 	switch {
@@ -184,14 +185,14 @@ func (p *preflight) apiServer(ctx context.Context, master string, site *configs.
 			p.found = found.Client(d)
 			p.proven[site.Credentials.Token] = proof{client: p.found}
 		}
-	case errors.Is(err, api.ErrPin), errors.Is(err, api.ErrCA):
+	case errors.Is(err, kubeapi.ErrPin), errors.Is(err, kubeapi.ErrCA):
 		p.fail(name, "", describeError(err), "write the CA hash of this cluster into caCertHashes (`kubeadm token create --print-join-command` prints it), or the addresses of the cluster's API servers into masters")
-	case errors.Is(err, api.ErrServerName):
+	case errors.Is(err, kubeapi.ErrServerName):
 		p.fail(name, "", describeError(err), "use a name in the Site that the API server's certificate has, or add this name to the certificate (kubeadm: apiServer.certSANs)")
 	case notThisToken(err):
 		// The token is wrong. Its own check reports the details.
 		p.fail(name, "", describeError(err), "mint a token and write it into the Site: edgebake cluster token mint --node NAME, or kubeadm token create")
-	case api.Code(err) != 0:
+	case kubeapi.Code(err) != 0:
 		p.fail(name, "", describeError(err), "let anonymous users read kube-public/cluster-info (kubeadm init phase bootstrap-token), or give the Site the CA itself (caCert)")
 	default:
 		p.fail(name, "", describeError(err), "correct the address, switch the control-plane node on, or allow connections to it from the machine's network")
@@ -200,7 +201,7 @@ func (p *preflight) apiServer(ctx context.Context, master string, site *configs.
 
 // notThisToken reports whether the error means that an API server answered but the token is wrong.
 func notThisToken(err error) bool {
-	return errors.Is(err, api.ErrToken) || errors.Is(err, api.ErrSignature) || errors.Is(err, api.ErrUnsigned)
+	return errors.Is(err, kubeapi.ErrToken) || errors.Is(err, kubeapi.ErrSignature) || errors.Is(err, kubeapi.ErrUnsigned)
 }
 
 // describeError returns an error of requests to API servers on one line, without repetitions and
@@ -220,7 +221,7 @@ func describeError(err error) string {
 	var plain tls.RecordHeaderError
 	var unknown *net.DNSError
 	var op *net.OpError
-	wrongCertificate := errors.As(err, &untrusted) || errors.Is(err, api.ErrServerName)
+	wrongCertificate := errors.As(err, &untrusted) || errors.Is(err, kubeapi.ErrServerName)
 	switch {
 	case wrongCertificate:
 	case errors.As(err, &timeout) && timeout.Timeout():
@@ -338,7 +339,7 @@ func (p *preflight) token(ctx context.Context, s PreflightSite) {
 	t, err := p.Client.CheckToken(ctx, token, p.Now)
 	switch {
 	case apierrors.IsForbidden(err):
-		p.unknown(name, "", err.Error(), "name a kubeconfig whose user may "+right{"get", secrets, systemNamespace, api.TokenSecretName(id)}.String())
+		p.unknown(name, "", err.Error(), "name a kubeconfig whose user may "+right{"get", secrets, systemNamespace, kubeapi.TokenSecretName(id)}.String())
 	case err != nil:
 		p.fail(name, "", withoutFix(strings.TrimPrefix(err.Error(), "checking token "+id+": ")), fix)
 	case len(t.Problems) > 0:
@@ -390,7 +391,7 @@ func (p *preflight) hasNode(ctx context.Context, node string, site *configs.Site
 		return false, errors.New(describeError(err))
 	}
 	err = p.get(ctx, as, "/api/v1/nodes/"+node, nil)
-	if api.Code(err) == 404 {
+	if kubeapi.Code(err) == 404 {
 		return false, nil
 	}
 	return err == nil, err

@@ -23,8 +23,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/openyurt"
 	"k8s.io/client-go/rest"
 )
@@ -131,7 +131,7 @@ func TestPreflightWithAnotherClustersKubeconfig(t *testing.T) {
 	store.put("/api/v1/namespaces/kube-public/configmaps/cluster-info", map[string]any{"apiVersion": "v1", "kind": "ConfigMap",
 		"metadata": map[string]any{"name": "cluster-info", "namespace": "kube-public"}, "data": map[string]any{"kubeconfig": i.kubeconfig}})
 	other := anotherCA(t)
-	k, err := api.ParseKubeconfig([]byte(i.kubeconfig))
+	k, err := kubeapi.ParseKubeconfig([]byte(i.kubeconfig))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,7 +8,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
-	"github.com/edgebake/edgebake/cluster/servercert"
+	"github.com/edgebake/edgebake/firstboot/servercert"
 )
 
 // requestSubject returns the node named in the subject of a certificate request that was made with

@@ -15,9 +15,9 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/forms"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/order"
 )
@@ -89,7 +89,7 @@ func updateNodeOf(u *unstructured.Unstructured) *updateNode {
 	}
 	n.kubelet, _, _ = unstructured.NestedString(u.Object, "status", "nodeInfo", "kubeletVersion")
 	n.unschedulable, _, _ = unstructured.NestedBool(u.Object, "spec", "unschedulable")
-	_, n.controlPlane = n.labels[api.ControlPlaneLabel]
+	_, n.controlPlane = n.labels[kubeapi.ControlPlaneLabel]
 	n.answered = n.answer.Plan != ""
 	_ = json.Unmarshal([]byte(a[annotationRollout]), &n.mark) // a mark that cannot be read counts as none
 	return n
@@ -315,11 +315,11 @@ func (r *Rollout) admit(all []*updateNode, server string) error {
 		bad("the image is for %s, and these nodes have another architecture: %s: add %s=%s to the selectors", r.Info.Arch, l, archLabel, r.Info.Arch)
 	}
 	if l := names(func(n *updateNode) bool { return n.controlPlane }); l != "" && !r.Info.ControlPlaneUpdates {
-		bad("the image does not support control-plane nodes (nodeTypes), or was made by an older edgebake, but the selectors match control-plane nodes: %s: exclude them with the selectors (!%s)", l, api.ControlPlaneLabel)
+		bad("the image does not support control-plane nodes (nodeTypes), or was made by an older edgebake, but the selectors match control-plane nodes: %s: exclude them with the selectors (!%s)", l, kubeapi.ControlPlaneLabel)
 	} else if l := names(func(n *updateNode) bool {
 		return n.controlPlane && semver.MajorMinor(n.kubelet) != semver.MajorMinor(r.Info.Kubernetes)
 	}); l != "" {
-		bad("the image has Kubernetes %s, but these control-plane nodes have another minor version: %s: control-plane nodes accept only patch releases; exclude them with the selectors (!%s)", r.Info.Kubernetes, l, api.ControlPlaneLabel)
+		bad("the image has Kubernetes %s, but these control-plane nodes have another minor version: %s: control-plane nodes accept only patch releases; exclude them with the selectors (!%s)", r.Info.Kubernetes, l, kubeapi.ControlPlaneLabel)
 	}
 	if l := names(func(n *updateNode) bool { return n.answered && n.answer.Serial > r.Info.UpdateSerial }); l != "" {
 		bad("the image has serial %d, but these nodes run an image with a higher serial: %s: raise updates.serial", r.Info.UpdateSerial, l)

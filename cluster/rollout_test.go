@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/rest"
 
-	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/order"
 	"github.com/edgebake/edgebake/test/fleettest"
@@ -697,7 +697,7 @@ func TestRolloutAdmit(t *testing.T) {
 	f := newFleet(t)
 	f.Version = "v1.36.5"
 	f.add(fleettest.Works, map[string]string{"kubernetes.io/arch": "arm64"}, "arm")
-	f.add(fleettest.Works, map[string]string{api.ControlPlaneLabel: ""}, "master")
+	f.add(fleettest.Works, map[string]string{kubeapi.ControlPlaneLabel: ""}, "master")
 	f.Node("newer", nil, map[string]string{order.AnnotationAnswer: order.Answer{Plan: oldPlan, Serial: 7}.String()})
 	f.Node("other", nil, map[string]string{order.AnnotationOrder: "https://images.example.com/x@sha256:" + strings.Repeat("cd", 32)})
 	all, _ := Selector("")

@@ -6,14 +6,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/ondisk/order"
 	"github.com/edgebake/edgebake/test/fleettest"
 )
 
 // masters adds control-plane nodes that run a version of Kubernetes.
 func (f *fleet) masters(outcome, kubelet string, names ...string) {
-	f.add(outcome, map[string]string{api.ControlPlaneLabel: "", "site": "all"}, names...)
+	f.add(outcome, map[string]string{kubeapi.ControlPlaneLabel: "", "site": "all"}, names...)
 	for _, name := range names {
 		f.Change(name, fleettest.Object{"status": fleettest.Object{"nodeInfo": fleettest.Object{"kubeletVersion": kubelet}}})
 	}
@@ -86,7 +86,7 @@ func TestRolloutStopsAtAControlPlane(t *testing.T) {
 		f.masters(outcome, "v1.37.1", "m1")
 		f.masters(fleettest.Works, "v1.37.1", "m2", "m3")
 		r := rollout(func(r *Rollout) {
-			r.Rings, r.Parallel, r.Budget, r.Info.ControlPlaneUpdates = selector(t, api.ControlPlaneLabel), share("3"), share("3"), true
+			r.Rings, r.Parallel, r.Budget, r.Info.ControlPlaneUpdates = selector(t, kubeapi.ControlPlaneLabel), share("3"), share("3"), true
 			r.Restart = time.Minute
 		})
 		if err := f.simulate(r, nil); err == nil || !strings.Contains(err.Error(), "1 failed: m1") || len(f.updated()) != 0 {
@@ -112,7 +112,7 @@ func TestRolloutAdmitControlPlane(t *testing.T) {
 		f.Version = "v1.37.2"
 		f.masters(fleettest.Works, c.kubelet, "m1")
 		_, err := f.client.CheckRollout(t.Context(), rollout(func(r *Rollout) {
-			r.Rings, r.Info.ControlPlaneUpdates = selector(t, api.ControlPlaneLabel), c.forThem
+			r.Rings, r.Info.ControlPlaneUpdates = selector(t, kubeapi.ControlPlaneLabel), c.forThem
 		}))
 		if (err == nil) != (c.want == "") || !strings.Contains(fmt.Sprint(err), c.want) && c.want != "" {
 			t.Errorf("%+v: %v", c, err)

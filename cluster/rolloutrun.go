@@ -21,9 +21,9 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/cluster/reports"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/ondisk/order"
 )
 
@@ -535,7 +535,7 @@ func (c *Client) evict(ctx context.Context, node string) (left int, err error) {
 	var errs []error
 	for i := range list {
 		p := &list[i]
-		var pod api.Pod
+		var pod kubeapi.Pod
 		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(p.Object, &pod); err != nil {
 			return left, fmt.Errorf("reading pod %s/%s: %w", p.GetNamespace(), p.GetName(), err)
 		}

@@ -13,9 +13,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/cluster/reports"
-	"github.com/edgebake/edgebake/cluster/servercert"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
+	"github.com/edgebake/edgebake/firstboot/servercert"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -56,7 +56,7 @@ func (c *Client) Status(ctx context.Context, now time.Time) ([]Site, error) {
 	}
 	byName := map[string]Site{}
 	for i := range tokens {
-		if name, ok := api.TokenNode(tokens[i].Description); ok {
+		if name, ok := kubeapi.TokenNode(tokens[i].Description); ok {
 			byName[name] = waiting(name, &tokens[i])
 		}
 	}
@@ -158,7 +158,7 @@ func (c *Client) Remove(ctx context.Context, name string, o RemoveOptions) ([]st
 		return nil, err
 	}
 	if node != nil {
-		if _, controlPlane := node.GetLabels()[api.ControlPlaneLabel]; controlPlane {
+		if _, controlPlane := node.GetLabels()[kubeapi.ControlPlaneLabel]; controlPlane {
 			return nil, fmt.Errorf("%s: it is a control-plane node, and its member of etcd would stay; run kubeadm reset on it, or remove the member, and then run kubectl delete node %s", doing, name)
 		}
 		if nodeState(node).State == Ready && !o.Force {
@@ -179,8 +179,8 @@ func (c *Client) Remove(ctx context.Context, name string, o RemoveOptions) ([]st
 		return nil, err
 	}
 	for _, t := range tokens {
-		if t.Description == api.TokenDescription(name) {
-			if err := remove("token "+t.ID, c.resource(secrets, systemNamespace).Delete(ctx, api.TokenSecretName(t.ID), metav1.DeleteOptions{})); err != nil {
+		if t.Description == kubeapi.TokenDescription(name) {
+			if err := remove("token "+t.ID, c.resource(secrets, systemNamespace).Delete(ctx, kubeapi.TokenSecretName(t.ID), metav1.DeleteOptions{})); err != nil {
 				return done, err
 			}
 		}

@@ -17,12 +17,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 )
 
 const (
-	systemNamespace = api.TokenNamespace
+	systemNamespace = kubeapi.TokenNamespace
 	publicNamespace = "kube-public"
 )
 
@@ -50,14 +50,14 @@ func tokenOf(obj *unstructured.Unstructured, now time.Time) Token {
 	}
 	t := Token{ID: data["token-id"], Description: data["description"], secret: configs.NewSecret(data["token-secret"])}
 	problem := func(format string, args ...any) { t.Problems = append(t.Problems, fmt.Sprintf(format, args...)) }
-	switch want := api.TokenSecretName(t.ID); {
+	switch want := kubeapi.TokenSecretName(t.ID); {
 	case t.ID == "":
 		problem("its Secret %s has no token-id: revoke it and mint another", obj.GetName())
-		t.ID = api.TokenID(obj.GetName())
+		t.ID = kubeapi.TokenID(obj.GetName())
 	case obj.GetName() != want:
 		problem("its Secret is named %s, but the API server looks for %s: revoke it and mint another", obj.GetName(), want)
 	}
-	if _, _, err := api.SplitToken(t.ID + "." + data["token-secret"]); err != nil {
+	if _, _, err := kubeapi.SplitToken(t.ID + "." + data["token-secret"]); err != nil {
 		problem("id and secret are not of the form abcdef.0123456789abcdef: revoke it and mint another")
 	}
 	if e, ok := data["expiration"]; ok {
@@ -87,18 +87,18 @@ func tokenOf(obj *unstructured.Unstructured, now time.Time) Token {
 			t.Groups = append(t.Groups, g)
 		}
 	}
-	if !slices.Contains(t.Groups, api.NodeGroup) {
-		problem("it lacks the group %s, which may request a node's certificate: mint another", api.NodeGroup)
+	if !slices.Contains(t.Groups, kubeapi.NodeGroup) {
+		problem("it lacks the group %s, which may request a node's certificate: mint another", kubeapi.NodeGroup)
 	}
-	if kind, _, _ := unstructured.NestedString(obj.Object, "type"); kind != api.TokenType {
-		problem("its Secret is of type %s, not %s: revoke it and mint another", kind, api.TokenType)
+	if kind, _, _ := unstructured.NestedString(obj.Object, "type"); kind != kubeapi.TokenType {
+		problem("its Secret is of type %s, not %s: revoke it and mint another", kind, kubeapi.TokenType)
 	}
 	return t
 }
 
 // Tokens lists the bootstrap tokens, sorted by expiry.
 func (c *Client) Tokens(ctx context.Context, now time.Time) ([]Token, error) {
-	all, err := c.list(ctx, secrets, systemNamespace, metav1.ListOptions{FieldSelector: "type=" + api.TokenType})
+	all, err := c.list(ctx, secrets, systemNamespace, metav1.ListOptions{FieldSelector: "type=" + kubeapi.TokenType})
 	if err != nil {
 		return nil, err
 	}
@@ -182,16 +182,16 @@ func checkStub(site *configs.Site) error {
 }
 
 func newTokenSecret(o MintOptions) (Token, *unstructured.Unstructured) {
-	id, secret := api.NewToken()
-	t := Token{ID: id, secret: configs.NewSecret(secret), Description: api.TokenDescription(o.Node),
-		Expires: o.Now.Add(o.TTL).UTC().Truncate(time.Second), Usages: []string{"authentication", "signing"}, Groups: []string{api.NodeGroup}}
+	id, secret := kubeapi.NewToken()
+	t := Token{ID: id, secret: configs.NewSecret(secret), Description: kubeapi.TokenDescription(o.Node),
+		Expires: o.Now.Add(o.TTL).UTC().Truncate(time.Second), Usages: []string{"authentication", "signing"}, Groups: []string{kubeapi.NodeGroup}}
 	data := map[string]any{}
-	for k, v := range api.TokenData(id, secret, t.Description, t.Expires) {
+	for k, v := range kubeapi.TokenData(id, secret, t.Description, t.Expires) {
 		data[k] = v
 	}
 	return t, &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": "v1", "kind": "Secret", "type": api.TokenType,
-		"metadata":   map[string]any{"name": api.TokenSecretName(id), "namespace": systemNamespace},
+		"apiVersion": "v1", "kind": "Secret", "type": kubeapi.TokenType,
+		"metadata":   map[string]any{"name": kubeapi.TokenSecretName(id), "namespace": systemNamespace},
 		"stringData": data,
 	}}
 }
@@ -273,7 +273,7 @@ func (c *Client) clusterInfo(ctx context.Context) (*info, error) {
 	}
 	i := &info{}
 	i.data, _, _ = unstructured.NestedStringMap(obj.Object, "data")
-	k, err := api.ParseKubeconfig([]byte(i.data["kubeconfig"]))
+	k, err := kubeapi.ParseKubeconfig([]byte(i.data["kubeconfig"]))
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", doing, err)
 	}
@@ -282,7 +282,7 @@ func (c *Client) clusterInfo(ctx context.Context) (*info, error) {
 		return nil, fmt.Errorf("%s: its CA is not base64", doing)
 	}
 	i.ca = ca
-	if i.pins, err = api.Pins(ca); err != nil {
+	if i.pins, err = kubeapi.Pins(ca); err != nil {
 		return nil, fmt.Errorf("%s: %w; to make it again, run `kubeadm init phase bootstrap-token` on a control-plane node", doing, err)
 	}
 	return i, nil
@@ -295,7 +295,7 @@ func (c *Client) CheckToken(ctx context.Context, token string, now time.Time) (*
 	if err := checkTokenID(token, id); err != nil {
 		return nil, fmt.Errorf("checking a token: %w", err)
 	}
-	obj, err := c.get(ctx, secrets, systemNamespace, api.TokenSecretName(id))
+	obj, err := c.get(ctx, secrets, systemNamespace, kubeapi.TokenSecretName(id))
 	if err != nil {
 		return nil, err
 	}
@@ -315,11 +315,11 @@ func (c *Client) CheckToken(ctx context.Context, token string, now time.Time) (*
 
 // HasToken reports whether the cluster accepts this token at time now. token includes the secret.
 func (c *Client) HasToken(ctx context.Context, token string, now time.Time) (bool, error) {
-	id, secret, err := api.SplitToken(token)
+	id, secret, err := kubeapi.SplitToken(token)
 	if err != nil {
 		return false, err
 	}
-	obj, err := c.get(ctx, secrets, systemNamespace, api.TokenSecretName(id))
+	obj, err := c.get(ctx, secrets, systemNamespace, kubeapi.TokenSecretName(id))
 	if err != nil || obj == nil {
 		return false, err
 	}
@@ -332,7 +332,7 @@ var tokenID = regexp.MustCompile(`^[a-z0-9]{6}$`)
 // checkTokenID returns an error if the text is neither a token nor an ID.
 func checkTokenID(token, id string) error {
 	if id != token {
-		_, _, err := api.SplitToken(token)
+		_, _, err := kubeapi.SplitToken(token)
 		return err
 	}
 	if !tokenID.MatchString(id) {
@@ -355,7 +355,7 @@ func (c *Client) tryToken(ctx context.Context, t *Token) error {
 	i, err := c.clusterInfo(ctx)
 	if err != nil {
 		t.Problems = append(t.Problems, err.Error())
-	} else if err := api.CheckSignature(i.data, whole); err != nil {
+	} else if err := kubeapi.CheckSignature(i.data, whole); err != nil {
 		t.Problems = append(t.Problems, fmt.Sprintf("cluster-info is not signed with it (%v): the controller manager does that within seconds, if --controllers includes bootstrapsigner", err))
 	}
 	as, err := c.as(whole)
@@ -386,10 +386,10 @@ func (c *Client) RevokeToken(ctx context.Context, token string) error {
 		return fmt.Errorf("revoking a token: %w", err)
 	}
 	doing := "revoking token " + id
-	if err := c.need(ctx, doing, right{"delete", secrets, systemNamespace, api.TokenSecretName(id)}); err != nil {
+	if err := c.need(ctx, doing, right{"delete", secrets, systemNamespace, kubeapi.TokenSecretName(id)}); err != nil {
 		return err
 	}
-	err := c.resource(secrets, systemNamespace).Delete(ctx, api.TokenSecretName(id), metav1.DeleteOptions{})
+	err := c.resource(secrets, systemNamespace).Delete(ctx, kubeapi.TokenSecretName(id), metav1.DeleteOptions{})
 	if apierrors.IsNotFound(err) {
 		return fmt.Errorf("%s: the cluster has no token with this ID", doing)
 	}

@@ -13,9 +13,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/firstboot/hub"
 	"github.com/edgebake/edgebake/firstboot/join"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/network"
 	"github.com/edgebake/edgebake/firstboot/site"
@@ -178,18 +178,18 @@ func TestMasterComesBackWithoutTheName(t *testing.T) {
 		w.namedAs(third, "kubernetes")
 		w.PowerOn()
 		w.mustBoot()
-		wantName(t, w, api.SharedName)
+		wantName(t, w, kubeapi.SharedName)
 	})
 	t.Run("all get the name", func(t *testing.T) { // kubelet joined with the shared name
 		w := start(t)
 		w.namedAs(third, "kubernetes")
 		w.mustBoot()
-		wantName(t, w, api.SharedName)
+		wantName(t, w, kubeapi.SharedName)
 		w.Cluster.OtherClusters = nil
 		w.Cluster.Down[third] = true
 		w.PowerOn()
 		w.mustBoot()
-		wantName(t, w, api.SharedName) // the third's certificate may still lack it
+		wantName(t, w, kubeapi.SharedName) // the third's certificate may still lack it
 		w.Cluster.Down[third] = false
 		w.PowerOn()
 		w.mustBoot()
@@ -220,7 +220,7 @@ func TestMasterComesBackWithoutTheName(t *testing.T) {
 		if err := w.boot(); err != nil || w.Units[ondisk.UnitAgain] != "inactive" {
 			t.Fatalf("the timer is %q; %v\n%s", w.Units[ondisk.UnitAgain], err, strings.Join(w.Console, "\n"))
 		}
-		wantName(t, w, api.SharedName)
+		wantName(t, w, kubeapi.SharedName)
 	})
 	t.Run("exchanged later", func(t *testing.T) {
 		w := start(t)
@@ -233,7 +233,7 @@ func TestMasterComesBackWithoutTheName(t *testing.T) {
 		if err := w.boot(); err != nil {
 			t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 		}
-		wantName(t, w, api.SharedName)
+		wantName(t, w, kubeapi.SharedName)
 		if !slices.Contains(w.EffectNames, "restart kubelet.service") {
 			t.Error("kubelet was not restarted")
 		}

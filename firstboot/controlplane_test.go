@@ -29,7 +29,6 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/cluster/mint"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/clusterdoc"
@@ -37,6 +36,7 @@ import (
 	"github.com/edgebake/edgebake/configs/sealed"
 	"github.com/edgebake/edgebake/firstboot/controlplane"
 	"github.com/edgebake/edgebake/firstboot/etcdmember"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/site"
@@ -469,7 +469,7 @@ func (m *controlPlane) kubeadm(c machine.Cmd) error {
 		for _, f := range slices.Insert(slices.Clone(controlplane.Confs), 2, ondisk.KubeletConf) {
 			to := confDir + "/" + filepath.Base(f)
 			if b, err := os.ReadFile(filepath.Join(m.Root, to)); err == nil {
-				if _, err := api.ParseKubeconfig(b); err != nil {
+				if _, err := kubeapi.ParseKubeconfig(b); err != nil {
 					fmt.Fprintf(c.Output, "error execution phase kubeconfig: %v\n", errHalf)
 					return errHalf
 				}
@@ -480,8 +480,8 @@ func (m *controlPlane) kubeadm(c machine.Cmd) error {
 				cn = "system:node:m1"
 			}
 			pair := m.Cluster.ClientFrom(cn, m.Cluster.CA.NotBefore, m.certUntil()) // like kubeadm's, they start when their CA does
-			text, err := api.NewKubeconfig(api.Cluster{Server: "https://192.0.2.11:6443", CAData: base64.StdEncoding.EncodeToString([]byte(need(pki + "/ca.crt")))},
-				api.User{CertData: base64.StdEncoding.EncodeToString([]byte(pair)), KeyData: base64.StdEncoding.EncodeToString([]byte(pair))})
+			text, err := kubeapi.NewKubeconfig(kubeapi.Cluster{Server: "https://192.0.2.11:6443", CAData: base64.StdEncoding.EncodeToString([]byte(need(pki + "/ca.crt")))},
+				kubeapi.User{CertData: base64.StdEncoding.EncodeToString([]byte(pair)), KeyData: base64.StdEncoding.EncodeToString([]byte(pair))})
 			if err != nil {
 				return err
 			}
@@ -564,8 +564,8 @@ func (m *controlPlane) kubeadm(c machine.Cmd) error {
 		m.Cluster.Nodes["m1"].Metadata.Labels[controlplane.Label] = ""
 		m.Cluster.Mu.Unlock()
 	case "kubelet-finalize all":
-		text, err := api.NewKubeconfig(api.Cluster{Server: "https://192.0.2.11:6443", CAData: base64.StdEncoding.EncodeToString([]byte(need(ondisk.KubeCA)))},
-			api.User{CertFile: member.ClientCert, KeyFile: member.ClientCert})
+		text, err := kubeapi.NewKubeconfig(kubeapi.Cluster{Server: "https://192.0.2.11:6443", CAData: base64.StdEncoding.EncodeToString([]byte(need(ondisk.KubeCA)))},
+			kubeapi.User{CertFile: member.ClientCert, KeyFile: member.ClientCert})
 		if err != nil {
 			return err
 		}

@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/firstboot/hub"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/firstboot/worldtest"
@@ -287,7 +287,7 @@ func foreignNode(t *testing.T) *world {
 		}
 	}
 	w.Slots = nil
-	conf, err := api.SetServer([]byte(w.Get(ondisk.KubeletConf)), "https://192.0.2.11:6443", "")
+	conf, err := kubeapi.SetServer([]byte(w.Get(ondisk.KubeletConf)), "https://192.0.2.11:6443", "")
 	if err != nil {
 		t.Fatal(err)
 	}

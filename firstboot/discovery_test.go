@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/firstboot/join"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/firstboot/worldtest"
 	"github.com/edgebake/edgebake/ondisk"
@@ -149,15 +149,15 @@ func TestOneAPIServerDoesNotStopDiscovery(t *testing.T) {
 		err  error
 		stop bool
 	}{
-		{errors.Join(api.ErrToken, away), true}, // it is ready, and all API servers have the same tokens
-		{errors.Join(api.ErrToken, fmt.Errorf("%w (%w)", api.ErrToken, api.ErrStarting)), true},
-		{errors.Join(fmt.Errorf("%w (%w)", api.ErrToken, api.ErrStarting), away), false},
-		{errors.Join(fmt.Errorf("%w (%w)", api.ErrToken, api.ErrReadyHidden), away), false},
-		{errors.Join(api.ErrToken, &api.StatusError{Code: 503}), false},
-		{errors.Join(api.ErrSignature, away), false},
-		{errors.Join(api.ErrSignature, api.ErrSignature), true},
-		{errors.Join(api.ErrServerName, away), false},
-		{errors.Join(api.ErrServerName), true},
+		{errors.Join(kubeapi.ErrToken, away), true}, // it is ready, and all API servers have the same tokens
+		{errors.Join(kubeapi.ErrToken, fmt.Errorf("%w (%w)", kubeapi.ErrToken, kubeapi.ErrStarting)), true},
+		{errors.Join(fmt.Errorf("%w (%w)", kubeapi.ErrToken, kubeapi.ErrStarting), away), false},
+		{errors.Join(fmt.Errorf("%w (%w)", kubeapi.ErrToken, kubeapi.ErrReadyHidden), away), false},
+		{errors.Join(kubeapi.ErrToken, &kubeapi.StatusError{Code: 503}), false},
+		{errors.Join(kubeapi.ErrSignature, away), false},
+		{errors.Join(kubeapi.ErrSignature, kubeapi.ErrSignature), true},
+		{errors.Join(kubeapi.ErrServerName, away), false},
+		{errors.Join(kubeapi.ErrServerName), true},
 	} {
 		err := join.JudgeDiscovery(t.Context(), w.Env(), []string{"192.0.2.11:6443"}, tc.err, false)
 		if _, stop := run.Fix(err); stop != tc.stop || run.Advice(err) == "" {

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/firstboot/kubeadm"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/worldtest"
 	"github.com/edgebake/edgebake/ondisk"
@@ -22,14 +22,14 @@ func TestSettingsChangedAfterTheJoin(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		name, before, after string
-		taints              []api.Taint
+		taints              []kubeapi.Taint
 		note                string
 	}{
 		{"the socket", "taints: []", "criSocket: unix:///run/other.sock", nil, "criSocket of the Site is not in effect"},
 		{"a taint more", "taints: []", "taints: [{key: shop, value: a, effect: NoExecute}]", nil,
 			"kubectl taint node edge-sn0042 --overwrite shop=a:NoExecute"},
-		{"a taint that is there", "taints: []", "taints: [{key: shop, effect: NoExecute}]", []api.Taint{{Key: "shop", Effect: "NoExecute"}}, ""},
-		{"a taint less", "taints: [{key: shop, effect: NoExecute}]", "taints: []", []api.Taint{{Key: "shop", Effect: "NoExecute"}},
+		{"a taint that is there", "taints: []", "taints: [{key: shop, effect: NoExecute}]", []kubeapi.Taint{{Key: "shop", Effect: "NoExecute"}}, ""},
+		{"a taint less", "taints: [{key: shop, effect: NoExecute}]", "taints: []", []kubeapi.Taint{{Key: "shop", Effect: "NoExecute"}},
 			"kubectl taint node edge-sn0042 --overwrite shop:NoExecute-"},
 		{"a taint that somebody took away", "taints: [{key: shop, effect: NoExecute}]", "taints: [{key: shop, effect: NoExecute}]", nil, ""},
 	} {

@@ -11,11 +11,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/hub"
 	"github.com/edgebake/edgebake/firstboot/join"
 	"github.com/edgebake/edgebake/firstboot/kubeadm"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
@@ -171,7 +171,7 @@ func showCA(ctx context.Context, e *machine.Env, site *configs.Site, masters []s
 	var wg sync.WaitGroup
 	for i, m := range masters {
 		wg.Go(func() {
-			_, errs[i] = api.ServerName(ctx, e.Dial, e.Now, m, ca, []string{api.SharedName, site.Endpoint})
+			_, errs[i] = e.APIDialer().ServerName(ctx, m, ca, []string{kubeapi.SharedName, site.Endpoint})
 		})
 	}
 	wg.Wait()
@@ -179,7 +179,7 @@ func showCA(ctx context.Context, e *machine.Env, site *configs.Site, masters []s
 	for _, err := range errs {
 		var unknown x509.UnknownAuthorityError
 		switch {
-		case err == nil, errors.Is(err, api.ErrServerName):
+		case err == nil, errors.Is(err, kubeapi.ErrServerName):
 			return true, nil
 		case errors.As(err, &unknown):
 			foreign = true
@@ -253,7 +253,7 @@ func clusterFiles(e *machine.Env) []string {
 // KubeCA shows that the change is complete. ipvscare rereads KubeCA by itself.
 func adoptCA(ctx context.Context, e *machine.Env, ca []byte) error {
 	const doing = "installing the cluster's reissued CA"
-	end, err := api.FirstEnd(ca)
+	end, err := kubeapi.FirstEnd(ca)
 	if err != nil {
 		return fmt.Errorf("%s: %w", doing, err)
 	}
@@ -270,7 +270,7 @@ func adoptCA(ctx context.Context, e *machine.Env, ca []byte) error {
 		if c, err := k.Cluster(); err != nil || c.CAData == "" {
 			continue // it refers to the CA's file
 		}
-		next, err := api.SetCA(conf, ca)
+		next, err := kubeapi.SetCA(conf, ca)
 		if err != nil {
 			return fmt.Errorf("%s: %s: %w", doing, f, err)
 		}

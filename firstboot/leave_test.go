@@ -12,9 +12,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/firstboot/hub"
 	"github.com/edgebake/edgebake/firstboot/join"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/firstboot/worldtest"
@@ -530,7 +530,7 @@ func TestRejoinIsSeenReady(t *testing.T) {
 // then sends no traffic to its API servers.
 func (w *world) bearAgain() {
 	w.Cluster.Recreations++
-	w.Cluster.Nodes = map[string]*api.Node{}
+	w.Cluster.Nodes = map[string]*kubeapi.Node{}
 	w.Cluster.Down[worldtest.Endpoint] = true
 }
 

@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/firstboot/controlplane"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/ondisk"
@@ -303,7 +303,7 @@ func TestRenewalOfShortCertificates(t *testing.T) {
 func TestRenewalAtTheEndOfACA(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)
-	cas, err := api.ParseCerts([]byte(sites[0].Site.Credentials.Keys.CA.Cert))
+	cas, err := kubeapi.ParseCerts([]byte(sites[0].Site.Credentials.Keys.CA.Cert))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/firstboot/worldtest"
@@ -192,7 +192,7 @@ func TestABundleOnTheDisk(t *testing.T) {
 	if len(member.CAPins([]byte(bundle))) != 2 {
 		t.Fatalf("the CA is\n%s", bundle)
 	}
-	conf, err := api.NewKubeconfig(api.Cluster{Server: "https://192.0.2.11:6443", CAData: base64.StdEncoding.EncodeToString([]byte(bundle))}, api.User{Token: worldtest.TestToken})
+	conf, err := kubeapi.NewKubeconfig(kubeapi.Cluster{Server: "https://192.0.2.11:6443", CAData: base64.StdEncoding.EncodeToString([]byte(bundle))}, kubeapi.User{Token: worldtest.TestToken})
 	if err != nil {
 		t.Fatal(err)
 	}

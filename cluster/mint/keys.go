@@ -14,8 +14,8 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs/clusterdoc"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 )
 
 const (
@@ -109,11 +109,11 @@ func adminConfig(c *clusterdoc.Cluster, ca pair, now time.Time) ([]byte, error) 
 		return nil, fmt.Errorf("making the administrator's certificate: %w", err)
 	}
 	encode := base64.StdEncoding.EncodeToString
-	k := api.Kubeconfig{APIVersion: "v1", Kind: "Config", Users: []api.NamedUser{{Name: c.Name + "-admin", User: api.User{CertData: encode(admin.certPEM()), KeyData: encode(key)}}}}
+	k := kubeapi.Kubeconfig{APIVersion: "v1", Kind: "Config", Users: []kubeapi.NamedUser{{Name: c.Name + "-admin", User: kubeapi.User{CertData: encode(admin.certPEM()), KeyData: encode(key)}}}}
 	for i, endpoint := range c.APIServers() {
 		name := c.Name + "-" + c.Masters[i].Name
-		k.Clusters = append(k.Clusters, api.NamedCluster{Name: name, Cluster: api.Cluster{Server: "https://" + endpoint, CAData: encode(ca.certPEM())}})
-		k.Contexts = append(k.Contexts, api.NamedContext{Name: name, Context: api.Context{Cluster: name, User: k.Users[0].Name}})
+		k.Clusters = append(k.Clusters, kubeapi.NamedCluster{Name: name, Cluster: kubeapi.Cluster{Server: "https://" + endpoint, CAData: encode(ca.certPEM())}})
+		k.Contexts = append(k.Contexts, kubeapi.NamedContext{Name: name, Context: kubeapi.Context{Cluster: name, User: k.Users[0].Name}})
 	}
 	k.CurrentContext = k.Contexts[0].Name
 	return yaml.Marshal(k)

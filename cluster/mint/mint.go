@@ -21,11 +21,11 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/clusterdoc"
 	"github.com/edgebake/edgebake/configs/manifest"
 	"github.com/edgebake/edgebake/configs/sealed"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"go.yaml.in/yaml/v3"
 	"golang.org/x/mod/semver"
 )
@@ -227,7 +227,7 @@ func mint(dir string, c *clusterdoc.File, recipients []string, o Options) (*Chan
 			clusterCA = ca
 		}
 	}
-	record.CAHash = api.Pin(clusterCA.cert)
+	record.CAHash = kubeapi.Pin(clusterCA.cert)
 	record.AdminUntil = now.Add(adminLife).UTC().Truncate(time.Second)
 	sa, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -326,11 +326,11 @@ func drawToken(taken []Token, draw func() (id, secret string)) (id, secret strin
 
 // tokenFor makes a node's token, and the Secret with it for the cluster.
 func tokenFor(node string, life time.Duration, now time.Time, taken []Token) (Token, []byte, error) {
-	id, secret := drawToken(taken, api.NewToken)
+	id, secret := drawToken(taken, kubeapi.NewToken)
 	t := Token{Node: node, ID: id, Expires: now.Add(life).UTC().Truncate(time.Second)}
-	s := tokenSecret{APIVersion: "v1", Kind: "Secret", Type: api.TokenType}
-	s.Metadata.Name, s.Metadata.Namespace = api.TokenSecretName(id), api.TokenNamespace
-	s.StringData = api.TokenData(id, secret, api.TokenDescription(node), t.Expires)
+	s := tokenSecret{APIVersion: "v1", Kind: "Secret", Type: kubeapi.TokenType}
+	s.Metadata.Name, s.Metadata.Namespace = kubeapi.TokenSecretName(id), kubeapi.TokenNamespace
+	s.StringData = kubeapi.TokenData(id, secret, kubeapi.TokenDescription(node), t.Expires)
 	text, err := yaml.Marshal(s)
 	return t, text, err
 }
@@ -537,7 +537,7 @@ func complete(dir string, r *Record) error {
 	if err != nil {
 		return err
 	}
-	if pin := api.Pin(ca); pin != r.CAHash {
+	if pin := kubeapi.Pin(ca); pin != r.CAHash {
 		return fmt.Errorf("reading %s: pki/ca.crt (%s) is not the CA that was minted (%s): restore the directory from your copy of it", dir, pin, r.CAHash)
 	}
 	if len(r.Recipients) > 0 {

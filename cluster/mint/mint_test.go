@@ -18,11 +18,11 @@ import (
 	"time"
 
 	"filippo.io/age"
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/clusterdoc"
 	"github.com/edgebake/edgebake/configs/manifest"
 	"github.com/edgebake/edgebake/configs/sealed"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 )
 
 const document = `apiVersion: edgebake.io/v1alpha1
@@ -461,7 +461,7 @@ func TestAdminConfig(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
 	mustNew(t, dir, document)
 	files := contents(t, dir)
-	k, err := api.ParseKubeconfig([]byte(files["admin.conf"]))
+	k, err := kubeapi.ParseKubeconfig([]byte(files["admin.conf"]))
 	if err != nil || len(k.Clusters) != 3 || k.Clusters[2].Cluster.Server != "https://192.168.7.13:6443" {
 		t.Fatalf("%+v %v", k, err)
 	}

@@ -11,15 +11,15 @@ import (
 	"slices"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/clusterdoc"
 	"github.com/edgebake/edgebake/configs/sealed"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 )
 
 const (
 	// caRenewal is the remaining validity at which a CA is issued again.
-	caRenewal = api.CAWarning
+	caRenewal = kubeapi.CAWarning
 	// adminRenewal is the remaining validity at which the administrator's kubeconfig is renewed.
 	adminRenewal = adminLife / 2
 )

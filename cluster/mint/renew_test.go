@@ -19,9 +19,9 @@ import (
 
 	"filippo.io/age"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/sealed"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 )
 
 func parseCert(t *testing.T, text string) *x509.Certificate {
@@ -40,7 +40,7 @@ func parseCert(t *testing.T, text string) *x509.Certificate {
 // adminOf returns the certificate and the CA in an administrator's kubeconfig.
 func adminOf(t *testing.T, conf string) (cert, ca *x509.Certificate) {
 	t.Helper()
-	k, err := api.ParseKubeconfig([]byte(conf))
+	k, err := kubeapi.ParseKubeconfig([]byte(conf))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,7 +94,7 @@ func TestRenew(t *testing.T) {
 	for _, of := range configs.ClusterCAs() {
 		crt, key := pairFiles(of)
 		old, renewed := parseCert(t, first[crt]), parseCert(t, files[crt])
-		if files[key] != first[key] || api.Pin(old) != api.Pin(renewed) {
+		if files[key] != first[key] || kubeapi.Pin(old) != kubeapi.Pin(renewed) {
 			t.Errorf("%s has another key", crt)
 		}
 		tlsPair, err := tls.X509KeyPair([]byte(files[crt]), []byte(files[key]))

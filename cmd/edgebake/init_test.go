@@ -12,8 +12,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 )
 
 // living is a fake API server. It has the objects of a running cluster with kubeadm, flannel and
@@ -119,13 +119,13 @@ func TestInitFromCluster(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pins, err := api.Pins(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: l.Certificate().Raw}))
+	pins, err := kubeapi.Pins(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: l.Certificate().Raw}))
 	if err != nil {
 		t.Fatal(err)
 	}
 	token, _, _ := strings.Cut(site.Credentials.Token.Reveal(), ".")
 	if !slices.Equal(site.Masters, []string{"192.168.7.11:6443", "192.168.7.12:6443"}) || site.Endpoint != "cp.example.com" ||
-		!slices.Equal(site.CACertHashes, pins) || !slices.Equal(l.minted, []string{api.TokenSecretName(token)}) {
+		!slices.Equal(site.CACertHashes, pins) || !slices.Equal(l.minted, []string{kubeapi.TokenSecretName(token)}) {
 		t.Errorf("%s\nminted %q, the CA is %q", text("site.yaml"), l.minted, pins)
 	}
 	if st, err := os.Stat("site.yaml"); err != nil || st.Mode().Perm() != 0o600 {

@@ -15,9 +15,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/kubeadm"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
@@ -330,7 +330,7 @@ func formerCA(e *machine.Env, path string) error {
 	if err != nil {
 		return err
 	}
-	if api.Reissued(trusted, e.Contents(ondisk.KubeCA), e.Now()) != nil {
+	if kubeapi.Reissued(trusted, e.Contents(ondisk.KubeCA), e.Now()) != nil {
 		return errors.New("the cluster's CA was reissued after this kubeconfig was made")
 	}
 	return nil
@@ -354,7 +354,7 @@ func confCert(e *machine.Env, path string) (*x509.Certificate, error) {
 
 // validBy returns an error unless the certificate is valid now and signed by the CA in caFile.
 func validBy(e *machine.Env, cert *x509.Certificate, caFile string) error {
-	cas, err := api.ParseCerts(e.Contents(caFile))
+	cas, err := kubeapi.ParseCerts(e.Contents(caFile))
 	if err != nil {
 		return err
 	}
@@ -379,7 +379,7 @@ func inTime(e *machine.Env, cert *x509.Certificate) error {
 // endsSoon returns an error if the certificate expires within RenewBefore, and more than half of
 // its lifetime has passed. The second condition prevents repeated renewals of short-lived ones.
 func endsSoon(e *machine.Env, cert *x509.Certificate, caFile string) error {
-	cas, err := api.ParseCerts(e.Contents(caFile))
+	cas, err := kubeapi.ParseCerts(e.Contents(caFile))
 	if err != nil {
 		return err
 	}

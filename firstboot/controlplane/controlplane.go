@@ -10,9 +10,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/kubeadm"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/network"
@@ -206,12 +206,12 @@ func waitForAPI(ctx context.Context, e *machine.Env, site *configs.Site) error {
 func ownAPI(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	c := api.Client{Server: "https://" + network.OwnHostPort(site), CA: e.Contents(ondisk.KubeCA), Dial: e.Dial, Now: e.Now, Transports: e.Transports()}
+	c := kubeapi.Client{Server: "https://" + network.OwnHostPort(site), CA: e.Contents(ondisk.KubeCA), Dial: e.Dial, Now: e.Now, Transports: e.Transports()}
 	return c.Get(ctx, "/readyz", nil)
 }
 
 // adminClient returns a client of this machine's own API server with all rights in the cluster.
-func adminClient(e *machine.Env, site *configs.Site) (*api.Client, error) {
+func adminClient(e *machine.Env, site *configs.Site) (*kubeapi.Client, error) {
 	c, err := e.ClientAt(SuperAdminConf, "the administrator's kubeconfig")
 	if err != nil {
 		return nil, err

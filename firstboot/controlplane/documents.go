@@ -11,10 +11,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/yamltree"
 	"github.com/edgebake/edgebake/firstboot/kubeadm"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/firstboot/site"
@@ -61,7 +61,7 @@ type uploaded struct {
 	contents  string // hash of the present ConfigMaps
 }
 
-func readUploaded(ctx context.Context, c *api.Client) (uploaded, error) {
+func readUploaded(ctx context.Context, c *kubeapi.Client) (uploaded, error) {
 	var cluster, kubelet struct {
 		Metadata struct {
 			Annotations map[string]string `json:"annotations"`
@@ -69,7 +69,7 @@ func readUploaded(ctx context.Context, c *api.Client) (uploaded, error) {
 		Data map[string]string `json:"data"`
 	}
 	for path, into := range map[string]any{kubeadmConfigMap: &cluster, kubeletConfigMap: &kubelet} {
-		if err := c.Get(ctx, path, into); err != nil && api.Code(err) != 404 {
+		if err := c.Get(ctx, path, into); err != nil && kubeapi.Code(err) != 404 {
 			return uploaded{}, fmt.Errorf("reading the cluster's configuration: %w", err)
 		}
 	}
@@ -81,7 +81,7 @@ func readUploaded(ctx context.Context, c *api.Client) (uploaded, error) {
 }
 
 // annotate sets annotations of kubeadm-config; nil removes one.
-func annotate(ctx context.Context, c *api.Client, annotations map[string]any) error {
+func annotate(ctx context.Context, c *kubeapi.Client, annotations map[string]any) error {
 	err := c.MergePatch(ctx, kubeadmConfigMap, map[string]any{"metadata": map[string]any{"annotations": annotations}})
 	if err != nil {
 		return fmt.Errorf("annotating the ConfigMap kubeadm-config: %w", err)
@@ -90,7 +90,7 @@ func annotate(ctx context.Context, c *api.Client, annotations map[string]any) er
 }
 
 // markUploaded records in the cluster, and then on this machine, that these documents are uploaded.
-func markUploaded(ctx context.Context, e *machine.Env, c *api.Client, documents string) error {
+func markUploaded(ctx context.Context, e *machine.Env, c *kubeapi.Client, documents string) error {
 	now, err := readUploaded(ctx, c)
 	if err == nil {
 		err = annotate(ctx, c, map[string]any{DocumentsKey: documents, uploadedKey: now.contents, uploadingKey: nil})
@@ -157,7 +157,7 @@ func DocumentsPhase(active *site.Active) run.Phase {
 	}
 }
 
-func uploadDocuments(ctx context.Context, e *machine.Env, c *api.Client, active *site.Active, documents string) error {
+func uploadDocuments(ctx context.Context, e *machine.Env, c *kubeapi.Client, active *site.Active, documents string) error {
 	if err := annotate(ctx, c, map[string]any{uploadingKey: documents}); err != nil {
 		return err
 	}
@@ -210,7 +210,7 @@ func proxyDifferences(ctx context.Context, e *machine.Env, site *configs.Site) (
 	var there struct {
 		Data map[string]string `json:"data"`
 	}
-	if err := c.Get(ctx, proxyConfigMap, &there); api.Code(err) == 404 {
+	if err := c.Get(ctx, proxyConfigMap, &there); kubeapi.Code(err) == 404 {
 		return nil, nil // the cluster uses no kube-proxy
 	} else if err != nil {
 		return nil, err

@@ -13,10 +13,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/etcdmember"
 	"github.com/edgebake/edgebake/firstboot/kubeadm"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
@@ -80,7 +80,7 @@ func Decided(e *machine.Env) bool {
 // EtcdTLS returns the TLS configuration with which control-plane nodes trust each other before
 // there is a cluster. It uses etcd's CA, whose key only they have.
 func EtcdTLS(e *machine.Env) (*tls.Config, error) {
-	pool, err := api.Pool(e.Contents(etcdCA))
+	pool, err := kubeapi.Pool(e.Contents(etcdCA))
 	if err != nil {
 		return nil, fmt.Errorf("reading etcd's CA: %w", err)
 	}

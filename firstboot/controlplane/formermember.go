@@ -6,8 +6,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/firstboot/etcdmember"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
@@ -100,7 +100,7 @@ func (t *etcdStarter) leaseOfNode(ctx context.Context) (machine, renewed string)
 		if m.Name == self.Name {
 			continue
 		}
-		c.Server, c.ServerName = "https://"+t.site.Masters[i], api.SharedName
+		c.Server, c.ServerName = "https://"+t.site.Masters[i], kubeapi.SharedName
 		ctx, cancel := context.WithTimeout(ctx, askTimeout)
 		n, err := c.GetNode(ctx, t.site.NodeName)
 		var lease struct {

@@ -11,8 +11,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
@@ -65,7 +65,7 @@ func PKIFilesFor(ctx context.Context, e *machine.Env, k *configs.ClusterKeys) ([
 			continue
 		}
 		has := e.Contents(f.Path)
-		early := api.Supersedes(f.Data, has) && api.Reissued(has, f.Data, e.Now()) == nil
+		early := kubeapi.Supersedes(f.Data, has) && kubeapi.Reissued(has, f.Data, e.Now()) == nil
 		if early {
 			synced, err := e.ClockSynced(ctx)
 			early = err == nil && synced
@@ -73,7 +73,7 @@ func PKIFilesFor(ctx context.Context, e *machine.Env, k *configs.ClusterKeys) ([
 		if early {
 			e.Note("the Site's %s is not valid yet: this machine keeps its previous one. To fix: correct the clock of the computer that ran `edgebake cluster new`, run it again, and stamp the Site again", path.Base(f.Path))
 		}
-		if early || api.Supersedes(has, f.Data) {
+		if early || kubeapi.Supersedes(has, f.Data) {
 			files[i].Data = has
 		}
 	}

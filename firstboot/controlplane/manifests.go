@@ -8,9 +8,9 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/manifest"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/firstboot/site"
@@ -67,7 +67,7 @@ func ManifestsPhase(active *site.Active) run.Phase {
 }
 
 // applyManifests applies all objects, each once, and retries those that fail.
-func applyManifests(ctx context.Context, e *machine.Env, c *api.Client, site *configs.Site) error {
+func applyManifests(ctx context.Context, e *machine.Env, c *kubeapi.Client, site *configs.Site) error {
 	manifests, err := manifest.Unpack(configs.NewSecret(string(e.Contents(ClusterManifests))))
 	if err != nil {
 		return run.NeedsPerson(fmt.Errorf("reading the Cluster's manifests (%s): %w", ClusterManifests, err),
@@ -100,7 +100,7 @@ func applyManifests(ctx context.Context, e *machine.Env, c *api.Client, site *co
 // applyRound tries once to apply each object that is not applied yet. It returns the number of
 // objects left, with their errors. own has the objects that this machine applied, the marker those
 // of all nodes.
-func applyRound(ctx context.Context, c *api.Client, site *configs.Site, all []api.Object, keys []string, own map[string]bool) (left int, _ error) {
+func applyRound(ctx context.Context, c *kubeapi.Client, site *configs.Site, all []kubeapi.Object, keys []string, own map[string]bool) (left int, _ error) {
 	var errs []error
 	applier := c.Applier()
 	for i, o := range all {
@@ -142,7 +142,7 @@ func applyRound(ctx context.Context, c *api.Client, site *configs.Site, all []ap
 
 // markerKeys returns the objects' keys in the marker. A key identifies an object, not its contents,
 // which may have changed since. An object that occurs twice has two keys.
-func markerKeys(all []api.Object) []string {
+func markerKeys(all []kubeapi.Object) []string {
 	keys, seen := make([]string, len(all)), map[string]int{}
 	for i, o := range all {
 		id := o.ID()
@@ -154,10 +154,10 @@ func markerKeys(all []api.Object) []string {
 }
 
 // objectsOf returns the objects of manifests, in order.
-func objectsOf(manifests []manifest.File) ([]api.Object, error) {
-	var all []api.Object
+func objectsOf(manifests []manifest.File) ([]kubeapi.Object, error) {
+	var all []kubeapi.Object
 	for _, m := range manifests {
-		objects, err := api.Objects(m.Name, []byte(m.Text))
+		objects, err := kubeapi.Objects(m.Name, []byte(m.Text))
 		if err != nil {
 			return nil, err
 		}
@@ -176,7 +176,7 @@ type marker struct {
 // complete reports whether all objects are applied, or a person has ended the attempt.
 func (m marker) complete() bool { return m.exists && !m.applying }
 
-func readMarker(ctx context.Context, c *api.Client) (marker, error) {
+func readMarker(ctx context.Context, c *kubeapi.Client) (marker, error) {
 	var o struct {
 		Metadata struct {
 			Labels map[string]string `json:"labels"`
@@ -184,7 +184,7 @@ func readMarker(ctx context.Context, c *api.Client) (marker, error) {
 		Data map[string]string `json:"data"`
 	}
 	err := c.Get(ctx, appliedMarkerPath, &o)
-	if api.Code(err) == 404 {
+	if kubeapi.Code(err) == 404 {
 		return marker{}, nil
 	}
 	if err != nil {
@@ -195,12 +195,12 @@ func readMarker(ctx context.Context, c *api.Client) (marker, error) {
 }
 
 // madeMarker reads the marker. If it is missing, madeMarker creates it with this mode.
-func madeMarker(ctx context.Context, c *api.Client, site *configs.Site, mode string) (marker, error) {
+func madeMarker(ctx context.Context, c *kubeapi.Client, site *configs.Site, mode string) (marker, error) {
 	m, err := readMarker(ctx, c)
 	if err != nil || m.exists {
 		return m, err
 	}
-	objects, err := api.Objects("the marker", fmt.Appendf(nil, `{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": %q, "namespace": "kube-system", "labels": {%q: %q}}, "data": {"cluster": %q}}`, appliedMarker, applyingLabel, mode, site.ControlPlane.ID))
+	objects, err := kubeapi.Objects("the marker", fmt.Appendf(nil, `{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": %q, "namespace": "kube-system", "labels": {%q: %q}}, "data": {"cluster": %q}}`, appliedMarker, applyingLabel, mode, site.ControlPlane.ID))
 	if err == nil {
 		err = c.CreateAll(ctx, objects)
 	}

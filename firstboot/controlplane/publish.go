@@ -9,10 +9,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/manifest"
 	"github.com/edgebake/edgebake/firstboot/kubeadm"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
@@ -58,7 +58,7 @@ func checkPublished(ctx context.Context, e *machine.Env, site *configs.Site) (ru
 		return run.Todo, err
 	}
 	next, err := newerInfo(ctx, e, c)
-	if err != nil && api.Code(err) != 404 {
+	if err != nil && kubeapi.Code(err) != 404 {
 		return run.Todo, fmt.Errorf("checking whether cluster-info is published: %w", err)
 	}
 	published := err == nil
@@ -93,7 +93,7 @@ func publishOnce(ctx context.Context, e *machine.Env, active *site.Active) error
 		return err
 	}
 	switch next, err := newerInfo(ctx, e, c); {
-	case err != nil && api.Code(err) != 404:
+	case err != nil && kubeapi.Code(err) != 404:
 		return fmt.Errorf("checking whether cluster-info is published: %w", err)
 	case err != nil && active.Site.Credentials.Keys == nil:
 		return errors.New("cluster-info was deleted while it was checked")
@@ -109,7 +109,7 @@ func publishOnce(ctx context.Context, e *machine.Env, active *site.Active) error
 
 // publish runs the phases of kubeadm init that write to the cluster, and creates the objects of the
 // Site. It writes cluster-info last.
-func publish(ctx context.Context, e *machine.Env, c *api.Client, active *site.Active) error {
+func publish(ctx context.Context, e *machine.Env, c *kubeapi.Client, active *site.Active) error {
 	if err := waitForOwnNode(ctx, e, c, active); err != nil { // kubeadm annotates the Node with its container runtime
 		return err
 	}
@@ -155,14 +155,14 @@ const (
 	markPresent
 )
 
-func readPublishedMark(ctx context.Context, c *api.Client) (publishedMark, error) {
+func readPublishedMark(ctx context.Context, c *kubeapi.Client) (publishedMark, error) {
 	var o struct {
 		Metadata struct {
 			Annotations map[string]string `json:"annotations"`
 		} `json:"metadata"`
 	}
 	switch err := c.Get(ctx, kubeadmConfigMap, &o); {
-	case api.Code(err) == 404:
+	case kubeapi.Code(err) == 404:
 		return markUnavailable, nil
 	case err != nil:
 		return 0, fmt.Errorf("checking whether the cluster was published: %w", err)
@@ -172,15 +172,15 @@ func readPublishedMark(ctx context.Context, c *api.Client) (publishedMark, error
 	return markPresent, nil
 }
 
-func markPublished(ctx context.Context, c *api.Client) error {
-	if err := annotate(ctx, c, map[string]any{publishedKey: "true"}); api.Code(err) != 404 {
+func markPublished(ctx context.Context, c *kubeapi.Client) error {
+	if err := annotate(ctx, c, map[string]any{publishedKey: "true"}); kubeapi.Code(err) != 404 {
 		return err
 	}
 	return nil // kubeadm-config does not exist
 }
 
 // createObjects creates the nodes' tokens, and applies the Cluster's manifests.
-func createObjects(ctx context.Context, e *machine.Env, c *api.Client, site *configs.Site) error {
+func createObjects(ctx context.Context, e *machine.Env, c *kubeapi.Client, site *configs.Site) error {
 	tokens, err := manifest.Unpack(site.Credentials.Keys.Objects)
 	if err != nil {
 		return fmt.Errorf("reading the objects of the Site: %w", err)
@@ -204,7 +204,7 @@ func createObjects(ctx context.Context, e *machine.Env, c *api.Client, site *con
 
 // newerInfo returns a patch of cluster-info if that contains an earlier issue of the cluster's CA,
 // otherwise nil. The patch removes the old signatures, so that the cluster signs it again.
-func newerInfo(ctx context.Context, e *machine.Env, c *api.Client) (map[string]any, error) {
+func newerInfo(ctx context.Context, e *machine.Env, c *kubeapi.Client) (map[string]any, error) {
 	var info struct {
 		Data map[string]string `json:"data"`
 	}
@@ -212,7 +212,7 @@ func newerInfo(ctx context.Context, e *machine.Env, c *api.Client) (map[string]a
 		return nil, err
 	}
 	text := []byte(info.Data["kubeconfig"])
-	k, err := api.ParseKubeconfig(text)
+	k, err := kubeapi.ParseKubeconfig(text)
 	if err != nil {
 		return nil, nil // somebody has changed it
 	}
@@ -224,17 +224,17 @@ func newerInfo(ctx context.Context, e *machine.Env, c *api.Client) (map[string]a
 	if err != nil {
 		return nil, nil
 	}
-	ca := api.Reissued(published, e.Contents(ondisk.KubeCA), e.Now())
+	ca := kubeapi.Reissued(published, e.Contents(ondisk.KubeCA), e.Now())
 	if ca == nil {
 		return nil, nil
 	}
-	next, err := api.SetCA(text, ca)
+	next, err := kubeapi.SetCA(text, ca)
 	if err != nil {
 		return nil, err
 	}
 	change := map[string]any{}
 	for key := range info.Data {
-		if strings.HasPrefix(key, api.SignaturePrefix) {
+		if strings.HasPrefix(key, kubeapi.SignaturePrefix) {
 			change[key] = nil
 		}
 	}
@@ -250,14 +250,14 @@ const (
 
 // dnsIsThere reports whether the cluster has DNS, which kubeadm must then not change. kubeadm makes
 // the Service last, so without the Service, CoreDNS is incomplete and is removed.
-func dnsIsThere(ctx context.Context, c *api.Client) (bool, error) {
+func dnsIsThere(ctx context.Context, c *kubeapi.Client) (bool, error) {
 	switch err := c.Get(ctx, DNSService, nil); {
 	case err == nil:
 		return true, nil
-	case api.Code(err) != 404:
+	case kubeapi.Code(err) != 404:
 		return false, fmt.Errorf("looking for the cluster's DNS add-on: %w", err)
 	}
-	if err := c.Delete(ctx, DNSDeployment); err != nil && api.Code(err) != 404 {
+	if err := c.Delete(ctx, DNSDeployment); err != nil && kubeapi.Code(err) != 404 {
 		return false, fmt.Errorf("removing an incomplete CoreDNS: %w", err)
 	}
 	return false, nil

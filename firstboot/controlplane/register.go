@@ -8,8 +8,8 @@ import (
 	"os"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/firstboot/kubeadm"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
@@ -17,12 +17,12 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-func waitForOwnNode(ctx context.Context, e *machine.Env, c *api.Client, active *site.Active) error {
+func waitForOwnNode(ctx context.Context, e *machine.Env, c *kubeapi.Client, active *site.Active) error {
 	name, missing := active.Node, member.Absence{}
 	e.Waiting("kubelet to register the Node %s", name)
 	err := e.Retry(ctx, machine.Wait{Every: decideInterval}, func() error {
 		_, err := c.GetNode(ctx, name)
-		if api.Code(err) == 404 {
+		if kubeapi.Code(err) == 404 {
 			return errors.Join(err, missing.End(ctx, e, active.Site))
 		}
 		missing = member.Absence{}
@@ -35,7 +35,7 @@ func waitForOwnNode(ctx context.Context, e *machine.Env, c *api.Client, active *
 }
 
 // Label is the label by which kubeadm marks control-plane Nodes.
-const Label = api.ControlPlaneLabel
+const Label = kubeapi.ControlPlaneLabel
 
 // RegisterPhase labels the Node as a control-plane node, and makes kubelet renew its own
 // certificate. The one that kubeadm writes into kubelet.conf would expire.
@@ -48,7 +48,7 @@ func RegisterPhase(active *site.Active) run.Phase {
 				return run.Todo, err
 			}
 			n, err := c.GetNode(ctx, active.Node)
-			if err != nil && api.Code(err) != 404 {
+			if err != nil && kubeapi.Code(err) != 404 {
 				return run.Todo, err
 			}
 			if err != nil {

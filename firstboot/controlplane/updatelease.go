@@ -8,9 +8,9 @@ import (
 	"slices"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/etcdmember"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/firstboot/site"
@@ -63,7 +63,7 @@ func NewUpdateLease(e *machine.Env, site *configs.Site) UpdateLease { return Upd
 func (t UpdateLease) self() string { return t.site.Self().Name }
 
 // clients returns clients of this machine's API server and of etcd.
-func (t UpdateLease) clients() (c *api.Client, etcd *http.Client, err error) {
+func (t UpdateLease) clients() (c *kubeapi.Client, etcd *http.Client, err error) {
 	if c, err = adminClient(t.e, t.site); err == nil {
 		etcd, err = etcdClient(t.e)
 	}
@@ -81,7 +81,7 @@ func (t UpdateLease) Free(ctx context.Context) error {
 	}
 	defer etcd.CloseIdleConnections()
 	l, err := readLease(ctx, c)
-	if err != nil && api.Code(err) != 404 {
+	if err != nil && kubeapi.Code(err) != 404 {
 		return run.Advise(err, "try again when this machine's API server is ready")
 	}
 	return errors.Join(t.healthy(ctx, etcd), t.taken(ctx, etcd, l))
@@ -150,7 +150,7 @@ func (t UpdateLease) Take(ctx context.Context) error {
 			}
 			return t.self(), t.taken(ctx, etcd, l)
 		})
-		if api.Code(err) != 404 {
+		if kubeapi.Code(err) != 404 {
 			return err
 		}
 		if err := makeLease(ctx, c); err != nil {
@@ -160,8 +160,8 @@ func (t UpdateLease) Take(ctx context.Context) error {
 }
 
 // makeLease creates the Lease without a holder, unless it exists.
-func makeLease(ctx context.Context, c *api.Client) error {
-	objects, err := api.Objects("the Lease of updates", []byte(emptyLease))
+func makeLease(ctx context.Context, c *kubeapi.Client) error {
+	objects, err := kubeapi.Objects("the Lease of updates", []byte(emptyLease))
 	if err != nil {
 		return err
 	}
@@ -191,7 +191,7 @@ func (t UpdateLease) release(ctx context.Context) error {
 			return nil, nil
 		})
 	}
-	if err != nil && api.Code(err) != 404 {
+	if err != nil && kubeapi.Code(err) != 404 {
 		return fmt.Errorf("releasing the Lease of updates: %w", err)
 	}
 	return nil
@@ -202,7 +202,7 @@ var errUnchanged = errors.New("the Lease needs no change")
 
 // changeLease sets the holder that next returns; nil means no holder. It reads the Lease
 // again if another client has changed it meanwhile.
-func changeLease(ctx context.Context, c *api.Client, now time.Time, next func(lease) (holder any, err error)) error {
+func changeLease(ctx context.Context, c *kubeapi.Client, now time.Time, next func(lease) (holder any, err error)) error {
 	for {
 		l, err := readLease(ctx, c)
 		if err != nil {
@@ -223,13 +223,13 @@ func changeLease(ctx context.Context, c *api.Client, now time.Time, next func(le
 			"metadata": map[string]any{"resourceVersion": l.Metadata.ResourceVersion},
 			"spec":     map[string]any{"holderIdentity": holder, "acquireTime": acquired},
 		})
-		if api.Code(err) != 409 {
+		if kubeapi.Code(err) != 409 {
 			return err
 		}
 	}
 }
 
-func readLease(ctx context.Context, c *api.Client) (l lease, err error) {
+func readLease(ctx context.Context, c *kubeapi.Client) (l lease, err error) {
 	if err := c.Get(ctx, leasesPath+LeaseName, &l); err != nil {
 		return l, fmt.Errorf("reading the Lease %s, with which control-plane nodes are updated one at a time: %w", LeaseName, err)
 	}
@@ -251,7 +251,7 @@ func UpdateLeasePhase(active *site.Active) run.Phase {
 			}
 			l, err := readLease(ctx, c)
 			switch {
-			case api.Code(err) == 404:
+			case kubeapi.Code(err) == 404:
 				return run.Done, nil
 			case err != nil:
 				return run.Todo, err

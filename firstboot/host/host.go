@@ -24,6 +24,7 @@ import (
 
 	"github.com/edgebake/edgebake/firstboot/console"
 	"github.com/edgebake/edgebake/firstboot/efivar"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
@@ -66,7 +67,8 @@ func New(log io.Writer) *machine.Env {
 			SetFirmwareVar: efivar.Write,
 		},
 		Network: machine.Network{
-			Dial: dialer.DialContext,
+			Dial:     dialer.DialContext,
+			Sessions: new(kubeapi.Sessions),
 			Listen: func(ctx context.Context, addr string) (net.Listener, error) {
 				return new(net.ListenConfig).Listen(ctx, "tcp", addr)
 			},

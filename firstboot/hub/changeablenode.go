@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
@@ -57,6 +57,6 @@ func changeableName(ctx context.Context, e *machine.Env) (string, error) {
 
 // isHubNode reports whether this is a complete OpenYurt node: kubelet is redirected to yurthub, and
 // the Node has all labels. After an interrupted convert it returns false.
-func isHubNode(e *machine.Env, n *api.Node) bool {
+func isHubNode(e *machine.Env, n *kubeapi.Node) bool {
 	return member.Redirected(e) && openyurt.Labelled(n.Metadata.Labels)
 }

@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/kubeadm"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
@@ -80,7 +80,7 @@ func Convert(ctx context.Context, e *machine.Env, o ConvertOptions, tell func(ru
 
 // convertible rejects a node that is not Ready, because later steps wait for kubelet's reports. If
 // an interrupted convert has redirected kubelet, the node may be not Ready.
-func convertible(ctx context.Context, e *machine.Env, n *api.Node) error {
+func convertible(ctx context.Context, e *machine.Env, n *kubeapi.Node) error {
 	err := member.ReadyNow(ctx, e, n)
 	if err == nil || e.Exists(openyurt.KubeletConf) {
 		return nil
@@ -90,7 +90,7 @@ func convertible(ctx context.Context, e *machine.Env, n *api.Node) error {
 }
 
 // poolAccepts returns an error if the Node cannot be put into the pool.
-func poolAccepts(ctx context.Context, e *machine.Env, n *api.Node, h hub) error {
+func poolAccepts(ctx context.Context, e *machine.Env, n *kubeapi.Node, h hub) error {
 	if err := poolFits(ctx, e, h); err != nil {
 		return err
 	}
@@ -103,7 +103,7 @@ func poolAccepts(ctx context.Context, e *machine.Env, n *api.Node, h hub) error 
 
 // alreadyHub returns the error for a node that is an OpenYurt node already. Its settings are not
 // changed: undoing a failed change would make the node native.
-func alreadyHub(ctx context.Context, e *machine.Env, n *api.Node, active *site.Active, o ConvertOptions) error {
+func alreadyHub(ctx context.Context, e *machine.Env, n *kubeapi.Node, active *site.Active, o ConvertOptions) error {
 	name, labels, kind := n.Metadata.Name, n.Metadata.Labels, configs.NodeEdge
 	if openyurt.IsCloud(labels) {
 		kind = configs.NodeCloud

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/network"
@@ -22,7 +22,7 @@ import (
 )
 
 // hubForConvert returns the configuration of yurthub for a convert of this node.
-func hubForConvert(ctx context.Context, e *machine.Env, n *api.Node, active *site.Active, o ConvertOptions) (hub, error) {
+func hubForConvert(ctx context.Context, e *machine.Env, n *kubeapi.Node, active *site.Active, o ConvertOptions) (hub, error) {
 	version, err := canRunHub(ctx, e, o)
 	if err != nil {
 		return hub{}, err
@@ -42,7 +42,7 @@ func hubForConvert(ctx context.Context, e *machine.Env, n *api.Node, active *sit
 	if err != nil {
 		return hub{}, err
 	}
-	pins, err := api.Pins(ca)
+	pins, err := kubeapi.Pins(ca)
 	if err != nil {
 		return hub{}, err
 	}
@@ -101,7 +101,7 @@ func serversFor(e *machine.Env, active *site.Active, o ConvertOptions) ([]string
 
 // addressTowards returns this node's address. The source address towards server is the last choice:
 // if server is at the machine's own VIP, it may be any of the machine's addresses.
-func addressTowards(ctx context.Context, e *machine.Env, n *api.Node, server string) (string, error) {
+func addressTowards(ctx context.Context, e *machine.Env, n *kubeapi.Node, server string) (string, error) {
 	u, err := url.Parse(server)
 	if err != nil {
 		return "", fmt.Errorf("reading server %s: %w", server, err)
@@ -132,7 +132,7 @@ func hasDummy(ctx context.Context, e *machine.Env) bool {
 }
 
 // internalIP returns the Node's InternalIP, or "" if it has none.
-func internalIP(n *api.Node) string {
+func internalIP(n *kubeapi.Node) string {
 	for _, a := range n.Status.Addresses {
 		if a.Type == "InternalIP" {
 			return a.Address
@@ -175,7 +175,7 @@ func certHasOwnName(ctx context.Context, e *machine.Env, server string, ca []byt
 	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	_, err = api.ServerName(ctx, e.Dial, e.Now, u.Host, ca, []string{u.Hostname()})
+	_, err = e.APIDialer().ServerName(ctx, u.Host, ca, []string{u.Hostname()})
 	return err
 }
 
@@ -195,7 +195,7 @@ func usableServers(ctx context.Context, e *machine.Env, servers []string, ca []b
 		} else {
 			errs = append(errs, err)
 		}
-		if errors.Is(err, api.ErrServerName) {
+		if errors.Is(err, kubeapi.ErrServerName) {
 			e.Log.Warn("leaving a server out of yurthub's list", "server", s, "error", err)
 			continue
 		}

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
@@ -52,7 +52,7 @@ type csr struct {
 const maxCSRPages = 50
 
 // listCSRs lists the certificate requests for a signer.
-func listCSRs(ctx context.Context, c *api.Client, signer string) ([]csr, error) {
+func listCSRs(ctx context.Context, c *kubeapi.Client, signer string) ([]csr, error) {
 	path := "/apis/certificates.k8s.io/v1/certificatesigningrequests?limit=200&fieldSelector=" + url.QueryEscape("spec.signerName="+signer)
 	var all []csr
 	next := ""
@@ -151,14 +151,14 @@ var errNobodyAnswers = errors.New("no API server answers the node")
 
 // missingApproval returns an error if yurthub's request for its server certificate is not approved.
 // kubelet's requests, with the same user name, do not count.
-func missingApproval(ctx context.Context, c *api.Client, h hub) error {
+func missingApproval(ctx context.Context, c *kubeapi.Client, h hub) error {
 	csrs, err := listCSRs(ctx, c, openyurt.ServerSigner)
 	switch {
 	case err == nil:
 		return judgeCSRs(csrs, "server", openyurt.ServerSigner, func(r csr) bool {
 			return r.Spec.Username == member.NodeUser+h.Node && slices.Contains(requestOf(r).DNSNames, openyurt.ServerName)
 		})
-	case api.Code(err) == 0:
+	case kubeapi.Code(err) == 0:
 		return run.Advise(fmt.Errorf("%w: %w", errNobodyAnswers, err), "check the network between this node and the API servers")
 	}
 	return nil
@@ -167,7 +167,7 @@ func missingApproval(ctx context.Context, c *api.Client, h hub) error {
 // missingRight returns an error if err, the result of a list request, shows that the node lacks a
 // right or the cluster lacks a CRD.
 func missingRight(n openyurt.Need, err error, namespace string) error {
-	code, kind := api.Code(err), n.Resource.Kind
+	code, kind := kubeapi.Code(err), n.Resource.Kind
 	if n.Resource.Version == "" { // a built-in kind, which always exists
 		if code == 403 {
 			return run.Advise(fmt.Errorf("nodes may not list %ss in %s, which yurthub needs", kind, namespace), n.Fix)

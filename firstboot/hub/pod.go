@@ -9,9 +9,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/kubeadm"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
@@ -117,8 +117,8 @@ func podJoin(ctx context.Context, e *machine.Env, active *site.Active) error {
 	if err != nil {
 		return err
 	}
-	boot, err := api.NewKubeconfig(api.Cluster{Server: server, CAData: base64.StdEncoding.EncodeToString(ca)},
-		api.User{Token: active.Site.Credentials.Token.Reveal()})
+	boot, err := kubeapi.NewKubeconfig(kubeapi.Cluster{Server: server, CAData: base64.StdEncoding.EncodeToString(ca)},
+		kubeapi.User{Token: active.Site.Credentials.Token.Reveal()})
 	if err != nil {
 		return err
 	}
@@ -245,10 +245,10 @@ func missingIdentity(ctx context.Context, e *machine.Env, h hub) error {
 	}
 	csrs, err := listCSRs(ctx, c, openyurt.ClientSigner)
 	switch {
-	case api.Code(err) == 401:
+	case kubeapi.Code(err) == 401:
 		return run.Advise(errors.New("the bootstrap token is no longer valid, and yurthub has no certificate yet"),
 			"put a new token into site.yaml (`kubeadm token create`), in the slot or on a stick")
-	case api.Code(err) == 0 && err != nil:
+	case kubeapi.Code(err) == 0 && err != nil:
 		return run.Advise(fmt.Errorf("no API server answers: %w", err), "check the network between this node and the API servers")
 	case err != nil:
 		return fmt.Errorf("looking for yurthub's request for its client certificate: %w", err)

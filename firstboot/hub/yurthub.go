@@ -12,8 +12,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/network"
@@ -294,7 +294,7 @@ func endpointInCert(ctx context.Context, e *machine.Env, site *configs.Site) (bo
 	errs := member.AskNames(ctx, e, masters, ca, site.Endpoint)
 	has := false
 	for i, err := range errs {
-		if errors.Is(err, api.ErrServerName) {
+		if errors.Is(err, kubeapi.ErrServerName) {
 			e.Log.Warn("the certificate of an API server lacks the endpoint: yurthub connects to the API servers' own addresses only", "server", masters[i], "endpoint", site.Endpoint)
 			return false, nil
 		}

@@ -11,10 +11,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/joined"
 	"github.com/edgebake/edgebake/firstboot/kubeadm"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/network"
@@ -24,13 +24,13 @@ import (
 )
 
 // DiscoveryOf returns the parameters with which the Site's cluster is discovered.
-func DiscoveryOf(e *machine.Env, active *site.Active) api.Discovery {
+func DiscoveryOf(e *machine.Env, active *site.Active) kubeapi.Discovery {
 	s := active.Site
-	return api.Discovery{
+	return kubeapi.Discovery{
 		Node:    active.Node,
 		Masters: member.MastersOf(e, s), Token: s.Credentials.Token.Reveal(),
 		Pins: s.CACertHashes, SkipPins: s.UnsafeSkipCAVerification, CA: []byte(s.CACert),
-		Names: []string{s.Endpoint, api.SharedName}, Dial: e.Dial, Now: e.Now, Timeout: 10 * time.Second,
+		Names: []string{s.Endpoint, kubeapi.SharedName}, Dialer: e.APIDialer(), Timeout: 10 * time.Second,
 	}
 }
 
@@ -82,10 +82,10 @@ func DiscoveryPhase(active *site.Active) run.Phase {
 				// not be redirected and restarted afterwards.
 				server, name = active.Site.EndpointURL(), ""
 			}
-			conf, err := api.NewKubeconfig(api.Cluster{
+			conf, err := kubeapi.NewKubeconfig(kubeapi.Cluster{
 				Server: server, TLSServerName: name,
 				CAData: base64.StdEncoding.EncodeToString(found.CA),
-			}, api.User{Token: active.Site.Credentials.Token.Reveal()})
+			}, kubeapi.User{Token: active.Site.Credentials.Token.Reveal()})
 			if err != nil {
 				return err
 			}
@@ -99,7 +99,7 @@ func DiscoveryPhase(active *site.Active) run.Phase {
 
 // OwnDiscovery is like DiscoveryOf, but a member that joins again finds only the cluster that it is
 // a member of, even if its Site has no pins.
-func OwnDiscovery(e *machine.Env, active *site.Active) api.Discovery {
+func OwnDiscovery(e *machine.Env, active *site.Active) kubeapi.Discovery {
 	d := DiscoveryOf(e, active)
 	if len(d.CA) > 0 {
 		return d
@@ -126,10 +126,10 @@ func ownPins(e *machine.Env, site *configs.Site) []string {
 // takes to sign cluster-info.
 const startTime = 20 * time.Second
 
-// FindCluster is api.Discover with advice in its errors. If the API servers may have rejected the
+// FindCluster is kubeapi.Discover with advice in its errors. If the API servers may have rejected the
 // token because they have just started, it waits for startTime and tries again.
-func FindCluster(ctx context.Context, e *machine.Env, d api.Discovery) (*api.Found, error) {
-	found, err := api.Discover(ctx, d)
+func FindCluster(ctx context.Context, e *machine.Env, d kubeapi.Discovery) (*kubeapi.Found, error) {
+	found, err := kubeapi.Discover(ctx, d)
 	waited := false
 	if tokenIsRefused(err, true) && !tokenIsRefused(err, false) {
 		e.Waiting("the API servers to accept the bootstrap token: an API server that has just started accepts none")
@@ -137,15 +137,15 @@ func FindCluster(ctx context.Context, e *machine.Env, d api.Discovery) (*api.Fou
 			return nil, err
 		}
 		waited = true
-		found, err = api.Discover(ctx, d)
+		found, err = kubeapi.Discover(ctx, d)
 	}
-	if joined.AllAre(err, api.ErrSignature) {
+	if joined.AllAre(err, kubeapi.ErrSignature) {
 		// Right after a change, cluster-info still has its old signature.
 		e.Waiting("the cluster to sign its cluster-info for the bootstrap token")
 		if err := e.Sleep(ctx, startTime); err != nil {
 			return nil, err
 		}
-		found, err = api.Discover(ctx, d)
+		found, err = kubeapi.Discover(ctx, d)
 	}
 	if learned, failed := network.LearnTime(ctx, e, d, err); learned {
 		return nil, cmp.Or(failed, run.ErrRestart) // results of earlier phases may depend on the clock
@@ -162,8 +162,8 @@ func tokenIsRefused(err error, waited bool) bool {
 	forGood := false
 	for _, err := range joined.Errors(err) {
 		switch {
-		case errors.Is(err, api.ErrToken):
-			forGood = forGood || !errors.Is(err, api.ErrStarting) && (waited || !errors.Is(err, api.ErrReadyHidden))
+		case errors.Is(err, kubeapi.ErrToken):
+			forGood = forGood || !errors.Is(err, kubeapi.ErrStarting) && (waited || !errors.Is(err, kubeapi.ErrReadyHidden))
 		case answered(err):
 			return false
 		}
@@ -173,8 +173,8 @@ func tokenIsRefused(err error, waited bool) bool {
 
 // answered reports whether an error of discovery comes from an API server, not from the network.
 func answered(err error) bool {
-	return api.Code(err) != 0 || slices.ContainsFunc([]error{
-		api.ErrPin, api.ErrSignature, api.ErrToken, api.ErrUnsigned, api.ErrNoClusterInfo, api.ErrAnonymous, api.ErrCA, api.ErrServerName,
+	return kubeapi.Code(err) != 0 || slices.ContainsFunc([]error{
+		kubeapi.ErrPin, kubeapi.ErrSignature, kubeapi.ErrToken, kubeapi.ErrUnsigned, kubeapi.ErrNoClusterInfo, kubeapi.ErrAnonymous, kubeapi.ErrCA, kubeapi.ErrServerName,
 	}, func(word error) bool { return errors.Is(err, word) })
 }
 
@@ -183,27 +183,27 @@ func answered(err error) bool {
 // tokenIsRefused.
 func JudgeDiscovery(ctx context.Context, e *machine.Env, masters []string, err error, waited bool) error {
 	var expired x509.CertificateInvalidError
-	early := (*api.EarlyError)(nil)
+	early := (*kubeapi.EarlyError)(nil)
 	switch {
-	case errors.Is(err, api.ErrPin) && !joined.AllAre(err, api.ErrPin):
+	case errors.Is(err, kubeapi.ErrPin) && !joined.AllAre(err, kubeapi.ErrPin):
 		return run.Advise(err, "an address in masters belongs to another cluster: correct it; the other API servers do not answer")
-	case errors.Is(err, api.ErrPin):
+	case errors.Is(err, kubeapi.ErrPin):
 		return run.NeedsPerson(err, "compare caCertHashes in site.yaml with the cluster's (`kubeadm token create --print-join-command` shows it), and the API servers' addresses")
-	case errors.Is(err, api.ErrCA) && !joined.AllAre(err, api.ErrCA):
+	case errors.Is(err, kubeapi.ErrCA) && !joined.AllAre(err, kubeapi.ErrCA):
 		return run.Advise(err, "an address in masters belongs to another cluster: correct it; the other API servers do not answer")
-	case errors.Is(err, api.ErrCA):
+	case errors.Is(err, kubeapi.ErrCA):
 		return run.NeedsPerson(err, "compare caCert in site.yaml with /etc/kubernetes/pki/ca.crt of a control-plane node, and check the API servers' addresses")
-	case joined.AllAre(err, api.ErrNode):
+	case joined.AllAre(err, kubeapi.ErrNode):
 		return run.Advise(err, "correct masters: a node's kubelet or yurthub answers there; if they are right, look for the machine that answers in place of the API servers")
-	case tokenIsRefused(err, waited), joined.AllAre(err, api.ErrSignature):
+	case tokenIsRefused(err, waited), joined.AllAre(err, kubeapi.ErrSignature):
 		return run.NeedsPerson(err, newTokenFix)
-	case errors.Is(err, api.ErrToken):
+	case errors.Is(err, kubeapi.ErrToken):
 		return run.Advise(err, "an API server accepts no token for some seconds after its start; if this persists, "+newTokenFix)
-	case errors.Is(err, api.ErrSignature):
+	case errors.Is(err, kubeapi.ErrSignature):
 		return run.Advise(err, newTokenFix+", or correct masters; the other API servers do not answer")
-	case errors.Is(err, api.ErrServerName) && !joined.AllAre(err, api.ErrServerName):
+	case errors.Is(err, kubeapi.ErrServerName) && !joined.AllAre(err, kubeapi.ErrServerName):
 		return run.Advise(err, serverNameFix+"; the other API servers do not answer")
-	case errors.Is(err, api.ErrServerName):
+	case errors.Is(err, kubeapi.ErrServerName):
 		return run.NeedsPerson(err, serverNameFix)
 	case errors.As(err, &early):
 		return run.Advise(fmt.Errorf("%w (this machine's clock says %s)", err, e.Now().UTC().Format(time.RFC3339)),
@@ -212,13 +212,13 @@ func JudgeDiscovery(ctx context.Context, e *machine.Env, masters []string, err e
 		network.WaitForNTP(ctx, e, network.NTPTimeout)
 		return run.Advise(fmt.Errorf("%w (this machine's clock says %s)", err, e.Now().UTC().Format(time.RFC3339)),
 			"if the clock is wrong, name a reachable time server in the Site (network.ntp); if it is right, renew the API servers' certificates")
-	case errors.Is(err, api.ErrUnsigned):
+	case errors.Is(err, kubeapi.ErrUnsigned):
 		return run.Advise(err, "the controller manager's bootstrapsigner signs it within seconds; the token must be allowed to sign (usage \"signing\")")
-	case errors.Is(err, api.ErrAnonymous):
+	case errors.Is(err, kubeapi.ErrAnonymous):
 		// --anonymous-auth=false, or an AuthenticationConfiguration that allows
 		// anonymous requests to the health paths only.
 		return run.Advise(err, "add the cluster's CA, /etc/kubernetes/pki/ca.crt of a control-plane node, to the Site (caFile when stamping, or caCert in site.yaml): then no anonymous request is needed; or allow anonymous requests of /api/v1/namespaces/kube-public/configmaps/cluster-info in the API servers' AuthenticationConfiguration")
-	case errors.Is(err, api.ErrNoClusterInfo):
+	case errors.Is(err, kubeapi.ErrNoClusterInfo):
 		return run.Advise(err, "publish it on a control-plane node: kubeadm init phase bootstrap-token")
 	}
 	return run.Advise(err, "check that these are the cluster's API servers ("+strings.Join(masters, ", ")+") and that no firewall blocks this node")
@@ -231,7 +231,7 @@ const (
 
 // NameIsFree returns an error if n, the cluster's Node with this name, is Ready. A stale Node is
 // only logged.
-func NameIsFree(e *machine.Env, n *api.Node, name string) error {
+func NameIsFree(e *machine.Env, n *kubeapi.Node, name string) error {
 	if n == nil {
 		return nil // no such Node, or the token may not read Nodes; kubeadm checks again
 	}

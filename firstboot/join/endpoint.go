@@ -5,9 +5,9 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/kubeadm"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/ondisk"
@@ -27,7 +27,7 @@ func toEndpoint(ctx context.Context, e *machine.Env, site *configs.Site, names *
 	if name, err = names.Shared(ctx, e); err != nil {
 		return err
 	}
-	next, err := api.SetServer(conf, site.EndpointURL(), name)
+	next, err := kubeapi.SetServer(conf, site.EndpointURL(), name)
 	if err != nil {
 		return err
 	}

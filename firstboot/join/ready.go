@@ -11,9 +11,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/kubeadm"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
@@ -48,8 +48,8 @@ type readiness struct {
 	joined member.JoinedAs
 	noted  bool
 	// Results of the last call of look:
-	node        *api.Node // last version seen
-	otherLabels bool      // its labels differ from the Site's
+	node        *kubeapi.Node // last version seen
+	otherLabels bool          // its labels differ from the Site's
 	// reporters lists the machines that the Node has shown so far.
 	reporters reporters
 }
@@ -107,7 +107,7 @@ func (r *readiness) check(ctx context.Context, e *machine.Env) (run.Verdict, err
 	}
 	r.joined, r.noted = member.ReadJoinedAs(e)
 	if err := r.look(ctx, e); err != nil {
-		if api.Code(err) == 0 && run.Advice(err) == "" {
+		if kubeapi.Code(err) == 0 && run.Advice(err) == "" {
 			return run.Unknown, nil // no answer: a node that was Ready before continues
 		}
 		return run.Todo, nil
@@ -231,7 +231,7 @@ func unlabelOwn(ctx context.Context, e *machine.Env, name string, labels map[str
 }
 
 // missingLabels returns the labels of the Site that the Node does not have.
-func missingLabels(site *configs.Site, n *api.Node) map[string]string {
+func missingLabels(site *configs.Site, n *kubeapi.Node) map[string]string {
 	out := siteconf.KubeletLabels(site)
 	maps.DeleteFunc(out, func(k, v string) bool {
 		have, ok := n.Metadata.Labels[k]
@@ -250,7 +250,7 @@ func labelList(labels map[string]string) string {
 
 // saveCluster records the identity of the cluster in which n is this machine's Node. ipvscare uses
 // the record too.
-func saveCluster(ctx context.Context, e *machine.Env, active *site.Active, n *api.Node) error {
+func saveCluster(ctx context.Context, e *machine.Env, active *site.Active, n *kubeapi.Node) error {
 	note, err := member.ClusterToSave(ctx, e, active.Site, n)
 	if note == nil || err != nil {
 		return err

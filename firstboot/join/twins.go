@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/run"
 )
@@ -24,7 +24,7 @@ type reporters struct {
 }
 
 // saw records the machine that the Node's status shows.
-func (r *reporters) saw(n *api.Node, now time.Time) {
+func (r *reporters) saw(n *kubeapi.Node, now time.Time) {
 	info := n.Status.NodeInfo
 	who := fmt.Sprintf("machine ID %s, UUID %s", info.MachineID, info.SystemUUID)
 	if info.MachineID != "" && (len(r.seen) == 0 || r.seen[len(r.seen)-1] != who) {
@@ -35,7 +35,7 @@ func (r *reporters) saw(n *api.Node, now time.Time) {
 // judge returns an error if two machines report as the Node, or as long as that is possible.
 // trusted means that the Node was Ready before: it is then watched only if it shows another
 // machine.
-func (r *reporters) judge(e *machine.Env, n *api.Node, trusted bool) error {
+func (r *reporters) judge(e *machine.Env, n *kubeapi.Node, trusted bool) error {
 	last := len(r.seen) - 1
 	if last < 0 {
 		return nil

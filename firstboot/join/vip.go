@@ -9,9 +9,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/yamltree"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
@@ -91,7 +91,7 @@ func vipInCluster(ctx context.Context, e *machine.Env, site *configs.Site) (in n
 	// address, and API servers before 1.31 answer 400.
 	if vip.Is4() == ranges[0].Addr().Is4() {
 		service, err = serviceWith(ctx, c, vip, "&fieldSelector="+url.QueryEscape("spec.clusterIP="+vip.String()))
-		if api.Code(err) != 400 {
+		if kubeapi.Code(err) != 400 {
 			return ranges[i], service, err
 		}
 	}
@@ -101,7 +101,7 @@ func vipInCluster(ctx context.Context, e *machine.Env, site *configs.Site) (in n
 
 // serviceRanges returns the cluster's service ranges from its ServiceCIDRs (Kubernetes 1.33),
 // or from kubeadm-config, which every node may read.
-func serviceRanges(ctx context.Context, c *api.Client) ([]netip.Prefix, error) {
+func serviceRanges(ctx context.Context, c *kubeapi.Client) ([]netip.Prefix, error) {
 	var cidrs struct {
 		Items []struct {
 			Spec struct {
@@ -117,7 +117,7 @@ func serviceRanges(ctx context.Context, c *api.Client) ([]netip.Prefix, error) {
 		}
 		return parsePrefixes(all)
 	}
-	if err != nil && api.Code(err) == 0 {
+	if err != nil && kubeapi.Code(err) == 0 {
 		return nil, err // no answer
 	}
 	var cm struct {
@@ -160,7 +160,7 @@ const (
 
 // serviceWith returns the Service with this address among those that
 // match selector; "" if there is none.
-func serviceWith(ctx context.Context, c *api.Client, addr netip.Addr, selector string) (string, error) {
+func serviceWith(ctx context.Context, c *kubeapi.Client, addr netip.Addr, selector string) (string, error) {
 	next := ""
 	for range maxServices / servicesPage {
 		var list struct {

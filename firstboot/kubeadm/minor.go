@@ -7,9 +7,9 @@ import (
 	"log/slog"
 	"path/filepath"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	kubeadmdocs "github.com/edgebake/edgebake/configs/kubeadm"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
@@ -27,7 +27,7 @@ func WithSettings(join run.Phase, active *site.Active) run.Phase {
 		if err != nil || v != run.Done || !otherSettings(e, minor) {
 			return v, err
 		}
-		if _, err := serverVersion(ctx, e); err != nil && api.Code(err) == 0 {
+		if _, err := serverVersion(ctx, e); err != nil && kubeapi.Code(err) == 0 {
 			return run.Unknown, nil // no API server answers
 		}
 		return run.Todo, nil

@@ -17,8 +17,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/firstboot/beneath"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
 	"github.com/edgebake/edgebake/ondisk/tree"
@@ -131,7 +131,9 @@ type Platform struct {
 
 // Network connects to other machines, and accepts their connections.
 type Network struct {
-	Dial api.DialFunc
+	Dial kubeapi.DialFunc
+	// Sessions keeps TLS sessions with API servers; nil: none is kept.
+	Sessions *kubeapi.Sessions
 	// Listen accepts connections at one of this machine's own addresses.
 	Listen func(ctx context.Context, addr string) (net.Listener, error)
 	// Source returns the address from which the node sends packets to addr ("host:port").

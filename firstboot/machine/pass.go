@@ -7,24 +7,24 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 )
 
 // Pass holds the lookups and the connections of one pass over the phases.
 type Pass struct {
-	disk       *Disk          // the disk from which this system was started
-	transports api.Transports // to API servers
-	ends       []func()       // called at the end of the pass
+	disk       *Disk              // the disk from which this system was started
+	transports kubeapi.Transports // to API servers
+	ends       []func()           // called at the end of the pass
 
 	mu          sync.Mutex
-	kubeconfigs map[string]*api.Kubeconfig // by their text; must not be changed
+	kubeconfigs map[string]*kubeapi.Kubeconfig // by their text; must not be changed
 	pairs       map[[sha256.Size]byte]*tls.Certificate
 	signed      map[[sha256.Size]byte]struct{} // pairs of a certificate and the CA that signed it
 }
 
 // NewPass returns a Pass for Env.Pass, to be closed at the end of the pass.
 func NewPass() *Pass {
-	return &Pass{kubeconfigs: map[string]*api.Kubeconfig{}, pairs: map[[sha256.Size]byte]*tls.Certificate{}, signed: map[[sha256.Size]byte]struct{}{}}
+	return &Pass{kubeconfigs: map[string]*kubeapi.Kubeconfig{}, pairs: map[[sha256.Size]byte]*tls.Certificate{}, signed: map[[sha256.Size]byte]struct{}{}}
 }
 
 // Close closes the connections, and calls the funcs of AtEndOfPass.
@@ -61,8 +61,8 @@ func once[K comparable, V any](mu *sync.Mutex, all map[K]V, key K, create func()
 }
 
 // ParseKubeconfig parses a kubeconfig. During a pass, each text is parsed only once.
-func (e *Env) ParseKubeconfig(text []byte) (*api.Kubeconfig, error) {
-	parse := func() (*api.Kubeconfig, error) { return api.ParseKubeconfig(text) }
+func (e *Env) ParseKubeconfig(text []byte) (*kubeapi.Kubeconfig, error) {
+	parse := func() (*kubeapi.Kubeconfig, error) { return kubeapi.ParseKubeconfig(text) }
 	if e.Pass == nil {
 		return parse()
 	}
@@ -82,7 +82,7 @@ func (e *Env) ParsePair(cert, key []byte) (*tls.Certificate, error) {
 }
 
 // KeyPair returns the client certificate of a kubeconfig's user.
-func (e *Env) KeyPair(u *api.User) (*tls.Certificate, error) {
+func (e *Env) KeyPair(u *kubeapi.User) (*tls.Certificate, error) {
 	cert, key, err := u.KeyTexts(e.Root)
 	if err != nil {
 		return nil, err
@@ -114,15 +114,20 @@ func digest(a, b []byte) [sha256.Size]byte {
 }
 
 // Transports returns the connections of this pass, or nil outside of a pass.
-func (e *Env) Transports() *api.Transports {
+func (e *Env) Transports() *kubeapi.Transports {
 	if e.Pass == nil {
 		return nil
 	}
 	return &e.Pass.transports
 }
 
+// APIDialer returns the Dialer for API servers.
+func (e *Env) APIDialer() kubeapi.Dialer {
+	return kubeapi.Dialer{Dial: e.Dial, Now: e.Now, Sessions: e.Sessions}
+}
+
 // ClientOf returns a client for a kubeconfig.
-func (e *Env) ClientOf(k *api.Kubeconfig) (*api.Client, error) {
+func (e *Env) ClientOf(k *kubeapi.Kubeconfig) (*kubeapi.Client, error) {
 	c, err := k.Client(e.Root, e.Dial, e.KeyPair)
 	if err == nil {
 		c.Transports, c.Now = e.Transports(), e.Now
@@ -131,7 +136,7 @@ func (e *Env) ClientOf(k *api.Kubeconfig) (*api.Client, error) {
 }
 
 // KubeconfigAt reads the kubeconfig at path. whose describes it in errors.
-func (e *Env) KubeconfigAt(path, whose string) (*api.Kubeconfig, error) {
+func (e *Env) KubeconfigAt(path, whose string) (*kubeapi.Kubeconfig, error) {
 	text, err := e.Read(path)
 	if err != nil {
 		return nil, fmt.Errorf("reading %s: %w", whose, err)
@@ -140,7 +145,7 @@ func (e *Env) KubeconfigAt(path, whose string) (*api.Kubeconfig, error) {
 }
 
 // ClientAt returns a client for the kubeconfig at path. whose describes it in errors.
-func (e *Env) ClientAt(path, whose string) (*api.Client, error) {
+func (e *Env) ClientAt(path, whose string) (*kubeapi.Client, error) {
 	k, err := e.KubeconfigAt(path, whose)
 	if err != nil {
 		return nil, err

@@ -9,8 +9,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 )
@@ -205,7 +205,7 @@ func mastersProven(ctx context.Context, e *machine.Env, site *configs.Site) bool
 func oneProves(ctx context.Context, e *machine.Env, site *configs.Site, ca []byte) bool {
 	// A certificate with only the host's own name proves nothing: it may be a kubelet's serving
 	// certificate, signed by the same CA.
-	errs := AskNames(ctx, e, site.Masters, ca, api.SharedName, site.Endpoint)
+	errs := AskNames(ctx, e, site.Masters, ca, kubeapi.SharedName, site.Endpoint)
 	return slices.Contains(errs, nil)
 }
 

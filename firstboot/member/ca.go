@@ -8,8 +8,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 )
@@ -65,7 +65,7 @@ func EnrolledPins(e *machine.Env) []string { return CAPins(EnrolledCA(e)) }
 
 // CAPins returns the pins of the CAs in pem, or none if pem contains anything else.
 func CAPins(pem []byte) []string {
-	pins, err := api.Pins(pem)
+	pins, err := kubeapi.Pins(pem)
 	if err != nil {
 		return nil
 	}
@@ -95,10 +95,10 @@ func Discovered(e *machine.Env, site *configs.Site) bool {
 // valid. Control-plane nodes publish it in cluster-info, where workers find it.
 
 // CAEndsSoon returns the earliest expiry of these CAs (PEM), and whether it is within
-// api.CAWarning.
+// kubeapi.CAWarning.
 func CAEndsSoon(e *machine.Env, cas []byte) (time.Time, bool) {
-	end, err := api.FirstEnd(cas)
-	return end, err == nil && e.Now().Add(api.CAWarning).After(end)
+	end, err := kubeapi.FirstEnd(cas)
+	return end, err == nil && e.Now().Add(kubeapi.CAWarning).After(end)
 }
 
 // NewerCA returns the reissued CA of this node, from the Site or from an API server's cluster-info,
@@ -108,7 +108,7 @@ func NewerCA(ctx context.Context, e *machine.Env, site *configs.Site) []byte {
 	if _, due := CAEndsSoon(e, have); !due {
 		return nil
 	}
-	if ca := api.Reissued(have, []byte(site.CACert), e.Now()); ca != nil {
+	if ca := kubeapi.Reissued(have, []byte(site.CACert), e.Now()); ca != nil {
 		return ca
 	}
 	ctx, cancel := context.WithTimeout(ctx, machine.ProbeTimeout)
@@ -118,8 +118,8 @@ func NewerCA(ctx context.Context, e *machine.Env, site *configs.Site) []byte {
 	var wg sync.WaitGroup
 	for i, m := range masters {
 		wg.Go(func() {
-			if ca, err := api.PublishedCA(ctx, e.Dial, m); err == nil {
-				found[i] = api.Reissued(have, ca, e.Now())
+			if ca, err := kubeapi.PublishedCA(ctx, e.Dial, m); err == nil {
+				found[i] = kubeapi.Reissued(have, ca, e.Now())
 			}
 		})
 	}

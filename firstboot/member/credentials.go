@@ -7,10 +7,10 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/edgebake/edgebake/cluster/api"
-	"github.com/edgebake/edgebake/cluster/servercert"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/firstboot/servercert"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -64,18 +64,18 @@ func KubeletServer(e *machine.Env) (server, tlsServerName string, err error) {
 
 // LeadsToHub reports whether kubelet.conf has yurthub as its server. Then yurthub has the node's
 // own certificate.
-func LeadsToHub(kubeletConf *api.Kubeconfig) bool {
+func LeadsToHub(kubeletConf *kubeapi.Kubeconfig) bool {
 	c, err := kubeletConf.Cluster()
 	return err == nil && c.Server == openyurt.Proxy
 }
 
 // KubeletConfig reads kubelet.conf.
-func KubeletConfig(e *machine.Env) (*api.Kubeconfig, error) {
+func KubeletConfig(e *machine.Env) (*kubeapi.Kubeconfig, error) {
 	return e.KubeconfigAt(ondisk.KubeletConf, "kubelet's credentials")
 }
 
 // Credentials returns the kubeconfig with this node's own certificate.
-func Credentials(e *machine.Env) (*api.Kubeconfig, error) {
+func Credentials(e *machine.Env) (*kubeapi.Kubeconfig, error) {
 	k, err := KubeletConfig(e)
 	if err != nil {
 		return nil, err
@@ -85,7 +85,7 @@ func Credentials(e *machine.Env) (*api.Kubeconfig, error) {
 
 // ownKubeconfig returns the kubeconfig with this node's own certificate: kubelet.conf, or yurthub's
 // kubeconfig if yurthub is the server in kubelet.conf.
-func ownKubeconfig(e *machine.Env, kubeletConf *api.Kubeconfig) (*api.Kubeconfig, error) {
+func ownKubeconfig(e *machine.Env, kubeletConf *kubeapi.Kubeconfig) (*kubeapi.Kubeconfig, error) {
 	if !LeadsToHub(kubeletConf) {
 		return kubeletConf, nil
 	}
@@ -117,7 +117,7 @@ func SameName(cert *x509.Certificate, name, fix string) error {
 
 // NodeClient returns a client with the node's own certificate. It connects to the endpoint, not to
 // yurthub.
-func NodeClient(e *machine.Env) (*api.Client, error) {
+func NodeClient(e *machine.Env) (*kubeapi.Client, error) {
 	k, err := Credentials(e)
 	if err != nil {
 		return nil, err

@@ -10,8 +10,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs/yamltree"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
@@ -41,7 +41,7 @@ func EnrolledOrEarly(e *machine.Env) bool {
 // Enrolment returns the node's certificate and the error of Enrolled. With errExpired and ErrEarly
 // it returns both. It reads the files each time, because they may change during a pass.
 func Enrolment(e *machine.Env) (*x509.Certificate, error) {
-	var conf *api.Kubeconfig
+	var conf *kubeapi.Kubeconfig
 	for _, f := range []struct {
 		path  string
 		parse func([]byte) error
@@ -89,7 +89,7 @@ func OutOfTime(err error) bool { return errors.Is(err, errExpired) || errors.Is(
 // errCut means that a power cut has damaged a file.
 var errCut = errors.New("it is empty or truncated, perhaps by a power failure")
 
-func leadsToServer(e *machine.Env, kubeconfig []byte) (*api.Kubeconfig, error) {
+func leadsToServer(e *machine.Env, kubeconfig []byte) (*kubeapi.Kubeconfig, error) {
 	k, err := e.ParseKubeconfig(kubeconfig)
 	if err != nil {
 		return nil, errors.Join(errCut, err)
@@ -131,7 +131,7 @@ func KubeletCert(e *machine.Env) (*x509.Certificate, error) {
 	return certOf(e, k)
 }
 
-func certOf(e *machine.Env, k *api.Kubeconfig) (*x509.Certificate, error) {
+func certOf(e *machine.Env, k *kubeapi.Kubeconfig) (*x509.Certificate, error) {
 	u, err := k.User()
 	if err != nil {
 		return nil, err

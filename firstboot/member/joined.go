@@ -8,8 +8,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
@@ -97,15 +97,15 @@ func Union(a, b map[string]string) map[string]string {
 
 // RemarkTaints adds a note if the Site's taints have changed since the join and the Node's have
 // not: a node may not change its own taints.
-func RemarkTaints(e *machine.Env, j JoinedAs, site *configs.Site, n *api.Node) {
+func RemarkTaints(e *machine.Env, j JoinedAs, site *configs.Site, n *kubeapi.Node) {
 	var args []string
 	for _, t := range site.Taints {
-		if !slices.Contains(j.Taints, t) && !slices.Contains(n.Spec.Taints, api.Taint(t)) {
+		if !slices.Contains(j.Taints, t) && !slices.Contains(n.Spec.Taints, kubeapi.Taint(t)) {
 			args = append(args, taintWord(t))
 		}
 	}
 	for _, t := range j.Taints {
-		if !slices.Contains(site.Taints, t) && slices.Contains(n.Spec.Taints, api.Taint(t)) && !replaced(site.Taints, t) {
+		if !slices.Contains(site.Taints, t) && slices.Contains(n.Spec.Taints, kubeapi.Taint(t)) && !replaced(site.Taints, t) {
 			args = append(args, taintWord(t)+"-")
 		}
 	}
@@ -129,7 +129,7 @@ func taintWord(t configs.Taint) string {
 
 // LeftLabels returns the Node's labels that first boot set and that the Site does not have any
 // more. It omits OpenYurt's labels, which a revert removes.
-func LeftLabels(j JoinedAs, site *configs.Site, n *api.Node) map[string]string {
+func LeftLabels(j JoinedAs, site *configs.Site, n *kubeapi.Node) map[string]string {
 	want := siteconf.KubeletLabels(site)
 	out := map[string]string{}
 	for k, v := range j.Labels {

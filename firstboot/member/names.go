@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/joined"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
@@ -29,7 +29,7 @@ func AskNames(ctx context.Context, e *machine.Env, masters []string, ca []byte, 
 	errs := make([]error, len(masters))
 	var wg sync.WaitGroup
 	for i, m := range masters {
-		wg.Go(func() { _, errs[i] = api.ServerName(ctx, e.Dial, e.Now, m, ca, names) })
+		wg.Go(func() { _, errs[i] = e.APIDialer().ServerName(ctx, m, ca, names) })
 	}
 	wg.Wait()
 	return errs
@@ -77,33 +77,33 @@ func (c *Names) Shared(ctx context.Context, e *machine.Env) (string, error) {
 	if endpoint == len(c.masters) && endpoint > 0 {
 		return "", nil // no other name is in more certificates
 	}
-	shared, sharedErr := c.named(ctx, e, api.SharedName)
+	shared, sharedErr := c.named(ctx, e, kubeapi.SharedName)
 	switch {
 	case endpoint > 0 && endpoint >= shared:
 		return "", nil
 	case shared > 0:
-		return api.SharedName, nil
+		return kubeapi.SharedName, nil
 	}
 	err := errors.Join(sharedErr, endpointErr)
-	if joined.AllAre(sharedErr, api.ErrServerName) { // API servers that do not answer may have one of these names
+	if joined.AllAre(sharedErr, kubeapi.ErrServerName) { // API servers that do not answer may have one of these names
 		return "", run.NeedsPerson(err, "add "+c.endpoint+" to the API servers' certSANs")
 	}
 	return "", fmt.Errorf("reading the names in the API servers' certificates: %w", sharedErr)
 }
 
 // Fit reports whether kubelet may keep name: all API servers that answer have it, or no other name
-// is more frequent. Once all have the endpoint's name, api.SharedName does not fit.
+// is more frequent. Once all have the endpoint's name, kubeapi.SharedName does not fit.
 func (c *Names) Fit(ctx context.Context, e *machine.Env, name string) bool {
-	if name == api.SharedName && c.endpoint != name {
+	if name == kubeapi.SharedName && c.endpoint != name {
 		if n, _ := c.named(ctx, e, c.endpoint); n == len(c.masters) && n > 0 {
 			return false
 		}
 	}
 	have, err := c.named(ctx, e, name)
-	if !errors.Is(err, api.ErrServerName) {
+	if !errors.Is(err, kubeapi.ErrServerName) {
 		return true
 	}
-	for _, other := range []string{api.SharedName, c.endpoint} {
+	for _, other := range []string{kubeapi.SharedName, c.endpoint} {
 		if n, _ := c.named(ctx, e, other); n > have {
 			return false
 		}
@@ -115,7 +115,7 @@ func (c *Names) Fit(ctx context.Context, e *machine.Env, name string) bool {
 // those that do not.
 func (c *Names) Away(ctx context.Context, e *machine.Env, name string) (answer, away int) {
 	for _, err := range c.ask(ctx, e, name) {
-		if err == nil || errors.Is(err, api.ErrServerName) {
+		if err == nil || errors.Is(err, kubeapi.ErrServerName) {
 			answer++
 		} else {
 			away++

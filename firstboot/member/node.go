@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
@@ -17,7 +17,7 @@ import (
 var errUnread = errors.New("reading this machine's Node")
 
 // ReadNode reads a Node directly from an API server, not through yurthub.
-func ReadNode(ctx context.Context, e *machine.Env, name string) (*api.Node, error) {
+func ReadNode(ctx context.Context, e *machine.Env, name string) (*kubeapi.Node, error) {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
 	c, err := NodeClient(e)
@@ -32,7 +32,7 @@ func ReadNode(ctx context.Context, e *machine.Env, name string) (*api.Node, erro
 }
 
 // ReadyNow returns an error unless the running kubelet has reported the Node as Ready.
-func ReadyNow(ctx context.Context, e *machine.Env, n *api.Node) error {
+func ReadyNow(ctx context.Context, e *machine.Env, n *kubeapi.Node) error {
 	if ready, why := n.Ready(); !ready {
 		return fmt.Errorf("node %s is not Ready: %s", n.Metadata.Name, why)
 	}
@@ -40,13 +40,13 @@ func ReadyNow(ctx context.Context, e *machine.Env, n *api.Node) error {
 }
 
 // OwnNode reads this machine's Node. It also returns the client that it used.
-func OwnNode(ctx context.Context, e *machine.Env, name string) (*api.Client, *api.Node, error) {
+func OwnNode(ctx context.Context, e *machine.Env, name string) (*kubeapi.Client, *kubeapi.Node, error) {
 	c, err := NodeClient(e)
 	if err != nil {
 		return nil, nil, err
 	}
 	n, err := c.GetNode(ctx, name)
-	if api.Code(err) == 404 {
+	if kubeapi.Code(err) == 404 {
 		err = run.Advise(fmt.Errorf("%w %s yet", ErrNoNode, name), "see `journalctl -u kubelet` on the machine")
 	}
 	return c, n, err
@@ -57,7 +57,7 @@ var ErrNoNode = errors.New("the cluster has no Node")
 
 // Reported returns an error unless kubelet is running and has reported to the cluster since its
 // start. Until it reports, for up to a minute, the Node shows its former status.
-func Reported(ctx context.Context, e *machine.Env, n *api.Node) error {
+func Reported(ctx context.Context, e *machine.Env, n *kubeapi.Node) error {
 	if state, err := e.UnitState(ctx, ondisk.UnitKubelet); err != nil || state != "active" {
 		return run.Advise(errors.Join(fmt.Errorf("kubelet is %s", state), err), "see `journalctl -u kubelet` on the machine")
 	}

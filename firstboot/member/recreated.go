@@ -11,8 +11,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 )
@@ -34,20 +34,20 @@ func ReadJoinedCluster(e *machine.Env) *ondisk.IPVSJoined {
 
 // ClusterNow identifies the cluster in which this node is Ready by the UIDs of cluster-info, the
 // Node and, if readable, the API servers' Service. It returns nil if cluster-info is unreadable.
-func ClusterNow(ctx context.Context, e *machine.Env, n *api.Node) (*ondisk.IPVSJoined, error) {
+func ClusterNow(ctx context.Context, e *machine.Env, n *kubeapi.Node) (*ondisk.IPVSJoined, error) {
 	c, err := NodeClient(e)
 	if err != nil {
 		return nil, err
 	}
 	uid, err := c.ClusterInfoUID(ctx)
-	if err != nil && api.Code(err) == 0 {
+	if err != nil && kubeapi.Code(err) == 0 {
 		return nil, fmt.Errorf("reading cluster-info: %w", err)
 	}
 	if uid == "" || n.Metadata.UID == "" {
 		return nil, nil
 	}
 	service, err := c.ServiceUID(ctx)
-	if err != nil && api.Code(err) == 0 {
+	if err != nil && kubeapi.Code(err) == 0 {
 		return nil, fmt.Errorf("reading the Service default/kubernetes: %w", err)
 	}
 	return &ondisk.IPVSJoined{ClusterInfo: uid, Node: n.Metadata.Name, NodeUID: n.Metadata.UID, ServiceUID: service}, nil
@@ -56,7 +56,7 @@ func ClusterNow(ctx context.Context, e *machine.Env, n *api.Node) (*ondisk.IPVSJ
 // ClusterToSave returns the record that must replace the present one, or nil. It accepts new UIDs
 // only from an API server that also shows a recorded one: cluster-info or the Node may have been
 // recreated. If a server shows no recorded UID, the error is ErrOtherCluster.
-func ClusterToSave(ctx context.Context, e *machine.Env, site *configs.Site, n *api.Node) (*ondisk.IPVSJoined, error) {
+func ClusterToSave(ctx context.Context, e *machine.Env, site *configs.Site, n *kubeapi.Node) (*ondisk.IPVSJoined, error) {
 	if site.NodeType == configs.NodeControlPlane {
 		return nil, nil // it uses its own API server
 	}
@@ -94,7 +94,7 @@ func clusterShown(ctx context.Context, e *machine.Env, site *configs.Site, noted
 			return err
 		}
 		service, err := c.ServiceUID(ctx)
-		if err != nil && api.Code(err) == 0 {
+		if err != nil && kubeapi.Code(err) == 0 {
 			return err
 		}
 		shown[i] = ondisk.IPVSJoined{ClusterInfo: uid, Node: noted.Node, NodeUID: n.Metadata.UID, ServiceUID: cmp.Or(service, noted.ServiceUID)}
@@ -182,8 +182,8 @@ func askEach(ctx context.Context, masters []string, ask func(ctx context.Context
 
 // directClient returns a client with the node's certificate for one API server, instead of the
 // endpoint.
-func directClient(ctx context.Context, e *machine.Env, site *configs.Site, master string) (*api.Client, error) {
-	name, err := api.ServerName(ctx, e.Dial, e.Now, master, EnrolledCA(e), []string{api.SharedName, site.Endpoint})
+func directClient(ctx context.Context, e *machine.Env, site *configs.Site, master string) (*kubeapi.Client, error) {
+	name, err := e.APIDialer().ServerName(ctx, master, EnrolledCA(e), []string{kubeapi.SharedName, site.Endpoint})
 	if err != nil {
 		return nil, err
 	}
@@ -203,22 +203,22 @@ func showsCluster(ctx context.Context, e *machine.Env, site *configs.Site, noted
 		return err
 	}
 	uid, noInfo := c.ClusterInfoUID(ctx)
-	if noInfo == nil && uid == noted.ClusterInfo || api.Code(noInfo) == 0 && noInfo != nil {
+	if noInfo == nil && uid == noted.ClusterInfo || kubeapi.Code(noInfo) == 0 && noInfo != nil {
 		return noInfo
 	}
 	n, err := c.GetNode(ctx, noted.Node)
 	switch {
 	case err == nil && n.Metadata.UID == noted.NodeUID:
 		return nil
-	case api.Code(err) == http.StatusUnauthorized:
+	case kubeapi.Code(err) == http.StatusUnauthorized:
 		return fmt.Errorf("%w: %w", errCertRefused, err)
-	case err != nil && api.Code(err) != http.StatusNotFound:
+	case err != nil && kubeapi.Code(err) != http.StatusNotFound:
 		return cmp.Or(noInfo, err)
 	case noted.ServiceUID == "":
 		return cmp.Or(noInfo, ErrOtherCluster)
 	}
 	switch service, err := c.ServiceUID(ctx); {
-	case err != nil && api.Code(err) == 0:
+	case err != nil && kubeapi.Code(err) == 0:
 		return err
 	case err == nil && service == noted.ServiceUID:
 		return nil

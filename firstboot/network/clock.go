@@ -10,8 +10,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
@@ -86,8 +86,8 @@ func clockFloor(image ondisk.ImageInfo, stamped int64) time.Time {
 
 // LearnTime sets the clock to the start of a certificate that is not valid yet, if discovery met
 // one, and reports whether it did. It requires a pinned CA: otherwise anybody could set the clock.
-func LearnTime(ctx context.Context, e *machine.Env, d api.Discovery, discovered error) (bool, error) {
-	early := (*api.EarlyError)(nil)
+func LearnTime(ctx context.Context, e *machine.Env, d kubeapi.Discovery, discovered error) (bool, error) {
+	early := (*kubeapi.EarlyError)(nil)
 	if !errors.As(discovered, &early) || d.SkipPins && len(d.CA) == 0 || clockSynced(ctx, e) {
 		return false, nil
 	}
@@ -125,8 +125,8 @@ func begun(ctx context.Context, e *machine.Env, site *configs.Site) time.Time {
 	var wg sync.WaitGroup
 	for i, s := range all {
 		wg.Go(func() {
-			_, err := api.ServerName(ctx, e.Dial, e.Now, s.addr, s.ca, []string{api.SharedName})
-			if early := (*api.EarlyError)(nil); errors.As(err, &early) {
+			_, err := e.APIDialer().ServerName(ctx, s.addr, s.ca, []string{kubeapi.SharedName})
+			if early := (*kubeapi.EarlyError)(nil); errors.As(err, &early) {
 				from[i] = early.From
 			}
 		})
@@ -161,7 +161,7 @@ func clusterCAs(e *machine.Env, site *configs.Site) (ca, etcdCA []byte) {
 
 // validAt reports whether this CA signed a client certificate, and both were valid at that time.
 func validAt(cert *x509.Certificate, ca []byte, at time.Time) bool {
-	pool, err := api.Pool(ca)
+	pool, err := kubeapi.Pool(ca)
 	if err != nil {
 		return false
 	}

@@ -4,8 +4,8 @@ import (
 	"net/url"
 	"strings"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 )
 
 // SecretsOf lists the secrets of a Site that must not be shown.
@@ -21,7 +21,7 @@ func SecretsOf(s *configs.Site) []string {
 	}
 	token := s.Credentials.Token.Reveal()
 	add(token)
-	if _, secret, err := api.SplitToken(token); err == nil {
+	if _, secret, err := kubeapi.SplitToken(token); err == nil {
 		add(secret)
 	}
 	if k := s.Credentials.Keys; k != nil {

@@ -19,12 +19,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/cluster/mint"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/clusterdoc"
 	"github.com/edgebake/edgebake/configs/sealed"
 	"github.com/edgebake/edgebake/firstboot/controlplane"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
@@ -182,7 +182,7 @@ func (m *controlPlaneBox) serve(site *configs.Site) {
 	b.put(member.PKIDir+"/etcd/peer.key", both[at:])
 	b.put(ondisk.KubeCA, keys.CA.Cert)
 	admin := base64.StdEncoding.EncodeToString([]byte(m.cluster.ClientFrom("super-admin", b.now.Add(-time.Hour), b.now.AddDate(1, 0, 0))))
-	kc, err := api.NewKubeconfig(api.Cluster{Server: "https://192.0.2.11:6443", CAData: base64.StdEncoding.EncodeToString([]byte(keys.CA.Cert))}, api.User{CertData: admin, KeyData: admin})
+	kc, err := kubeapi.NewKubeconfig(kubeapi.Cluster{Server: "https://192.0.2.11:6443", CAData: base64.StdEncoding.EncodeToString([]byte(keys.CA.Cert))}, kubeapi.User{CertData: admin, KeyData: admin})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,8 +13,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs/kubeadm"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
@@ -143,7 +143,7 @@ func (u *job) drain(ctx context.Context, e *machine.Env) error {
 			}
 		}
 		switch {
-		case api.Code(err) == 401 || api.Code(err) == 403 || errors.Is(err, member.ErrNoNode) || ctx.Err() != nil:
+		case kubeapi.Code(err) == 401 || kubeapi.Code(err) == 403 || errors.Is(err, member.ErrNoNode) || ctx.Err() != nil:
 			return fail(err)
 		case !cordoned && !e.Now().Before(end):
 			return fail(fmt.Errorf("making the Node %s unschedulable: %w", name, err))
@@ -175,7 +175,7 @@ func cordon(ctx context.Context, e *machine.Env, name string) error {
 }
 
 // patchCordon sets the annotation and the field in one request. nil removes them.
-func patchCordon(ctx context.Context, c *api.Client, name string, annotation, unschedulable any) error {
+func patchCordon(ctx context.Context, c *kubeapi.Client, name string, annotation, unschedulable any) error {
 	return c.MergePatch(ctx, "/api/v1/nodes/"+name, map[string]any{
 		"metadata": map[string]any{"annotations": map[string]any{cordonAnnotation: annotation}},
 		"spec":     map[string]any{"unschedulable": unschedulable},
@@ -233,9 +233,9 @@ func evictAll(ctx context.Context, e *machine.Env, node string) (left []string, 
 		name := p.Metadata.Namespace + "/" + p.Metadata.Name
 		if p.Metadata.DeletionTimestamp == "" {
 			switch err := c.Evict(ctx, p); {
-			case api.Code(err) == 404:
+			case kubeapi.Code(err) == 404:
 				continue
-			case api.Code(err) == 429: // a PodDisruptionBudget forbids it
+			case kubeapi.Code(err) == 429: // a PodDisruptionBudget forbids it
 				name += " (a PodDisruptionBudget prevents its eviction now)"
 			case err != nil: // for example 403, while the namespace is being deleted
 				name += " (" + machine.OneLine(err) + ")"

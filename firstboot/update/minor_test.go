@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
@@ -36,7 +36,7 @@ func (b *box) member(version string) (*worldtest.Cluster, *machine.Env) {
 	e := b.env()
 	b.site(e)
 	e.Dial = func(ctx context.Context, _, addr string) (net.Conn, error) { return c.Dial(ctx, addr) }
-	kc, err := api.NewKubeconfig(api.Cluster{Server: "https://" + worldtest.Endpoint, CAData: base64.StdEncoding.EncodeToString(c.CAPEM)}, api.User{CertFile: member.ClientCert, KeyFile: member.ClientCert})
+	kc, err := kubeapi.NewKubeconfig(kubeapi.Cluster{Server: "https://" + worldtest.Endpoint, CAData: base64.StdEncoding.EncodeToString(c.CAPEM)}, kubeapi.User{CertFile: member.ClientCert, KeyFile: member.ClientCert})
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -50,17 +50,17 @@ func (b *box) member(version string) (*worldtest.Cluster, *machine.Env) {
 }
 
 // pod returns a Pod with this name and this kind of controller.
-func pod(name, controller string) api.Pod {
-	var p api.Pod
+func pod(name, controller string) kubeapi.Pod {
+	var p kubeapi.Pod
 	p.Metadata.Name, p.Metadata.Namespace, p.Metadata.UID = name, "shop", "uid-of-"+name
 	p.Status.Phase = "Running"
 	if controller != "" {
-		p.Metadata.OwnerReferences = []api.OwnerReference{{Kind: "Other"}, {Kind: controller, Controller: true}}
+		p.Metadata.OwnerReferences = []kubeapi.OwnerReference{{Kind: "Other"}, {Kind: controller, Controller: true}}
 	}
 	return p
 }
 
-func names(pods []api.Pod) (out []string) {
+func names(pods []kubeapi.Pod) (out []string) {
 	for _, p := range pods {
 		out = append(out, p.Metadata.Name)
 	}
@@ -127,7 +127,7 @@ func TestDrain(t *testing.T) {
 	c, e := b.member("v1.37.2")
 	ended := pod("ended", "Job")
 	ended.Status.Phase = "Succeeded"
-	c.Pods = []api.Pod{pod("web", "ReplicaSet"), pod("proxy", "DaemonSet"), pod("alone", ""), pod("static", "Node"), pod("guarded", "StatefulSet"), ended}
+	c.Pods = []kubeapi.Pod{pod("web", "ReplicaSet"), pod("proxy", "DaemonSet"), pod("alone", ""), pod("static", "Node"), pod("guarded", "StatefulSet"), ended}
 	asked := 0
 	c.Disrupt = func(name string) bool {
 		asked++
@@ -171,14 +171,14 @@ func TestDrainGoesOn(t *testing.T) {
 	c, e := b.member("v1.37.2")
 	ending := pod("ending", "ReplicaSet")
 	ending.Metadata.Namespace = "terminating"
-	c.Pods = []api.Pod{ending, pod("web", "ReplicaSet")}
+	c.Pods = []kubeapi.Pod{ending, pod("web", "ReplicaSet")}
 	var began time.Time
 	sleep := e.Sleep
 	e.Sleep = func(ctx context.Context, d time.Duration) error {
 		if !began.IsZero() {
 			c.Down[worldtest.Endpoint] = b.now.Sub(began) < 2*time.Minute
 			if b.now.Sub(began) > 4*time.Minute {
-				c.Pods = slices.DeleteFunc(c.Pods, func(p api.Pod) bool { return p.Metadata.Name == "ending" })
+				c.Pods = slices.DeleteFunc(c.Pods, func(p kubeapi.Pod) bool { return p.Metadata.Name == "ending" })
 			}
 		}
 		return sleep(ctx, d)
@@ -233,7 +233,7 @@ func TestCordonOfOthers(t *testing.T) {
 func TestPodsThatStay(t *testing.T) {
 	b := newBox(t)
 	c, e := b.member("v1.37.2")
-	c.Pods = []api.Pod{pod("web", "ReplicaSet"), pod("guarded", "StatefulSet")}
+	c.Pods = []kubeapi.Pod{pod("web", "ReplicaSet"), pod("guarded", "StatefulSet")}
 	c.Disrupt = func(name string) bool { return name != "guarded" }
 	err := b.orderWith(e, Options{Image: b.inside("minor.raw.zst")})
 	if err == nil || !strings.Contains(err.Error(), "after 10m0s these pods are still on the Node edge1: shop/guarded (a PodDisruptionBudget prevents its eviction now)") || b.rebooted || c.Nodes[memberName].Spec.Unschedulable {
@@ -249,7 +249,7 @@ func TestPodsThatStay(t *testing.T) {
 func TestUncordonWhilePending(t *testing.T) {
 	b := newBox(t)
 	c, e := b.member("v1.37.2")
-	c.Pods = []api.Pod{pod("guarded", "StatefulSet")}
+	c.Pods = []kubeapi.Pod{pod("guarded", "StatefulSet")}
 	c.Disrupt = func(string) bool { c.Down[worldtest.Endpoint] = true; return false }
 	var started []string
 	b.unit = func(verb, unit string) error {

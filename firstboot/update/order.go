@@ -9,9 +9,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs/forms"
 	"github.com/edgebake/edgebake/configs/printable"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
@@ -185,7 +185,7 @@ func (o *orders) answer() order.Answer {
 // nodeTime limits a request for the Node.
 const nodeTime = 20 * time.Second
 
-func (o *orders) client(ctx context.Context) (context.Context, context.CancelFunc, *api.Client, error) {
+func (o *orders) client(ctx context.Context) (context.Context, context.CancelFunc, *kubeapi.Client, error) {
 	c, err := member.NodeClient(o.e)
 	ctx, cancel := context.WithTimeout(ctx, nodeTime)
 	return ctx, cancel, c, err

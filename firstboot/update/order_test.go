@@ -23,7 +23,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
@@ -73,7 +73,7 @@ func newOrdered(t *testing.T) *ordered {
 		t.Fatal(err)
 	}
 	b.put("var/lib/kubelet/pki/current.pem", string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))+string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret})))
-	conf, err := api.NewKubeconfig(api.Cluster{Server: b.server.URL, CAFile: ondisk.KubeCA}, api.User{CertFile: "/var/lib/kubelet/pki/current.pem", KeyFile: "/var/lib/kubelet/pki/current.pem"})
+	conf, err := kubeapi.NewKubeconfig(kubeapi.Cluster{Server: b.server.URL, CAFile: ondisk.KubeCA}, kubeapi.User{CertFile: "/var/lib/kubelet/pki/current.pem", KeyFile: "/var/lib/kubelet/pki/current.pem"})
 	if err != nil {
 		t.Fatal(err)
 	}

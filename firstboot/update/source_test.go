@@ -19,7 +19,7 @@ import (
 
 	"aead.dev/minisign"
 
-	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
@@ -629,7 +629,7 @@ func TestStickAnnouncesLast(t *testing.T) {
 	b.put(ondisk.ImageInfoFile, strings.Replace(b.get(ondisk.ImageInfoFile), `"updateSerial":5`, `"updateSerial":4`, 1))
 	b.put(ondisk.HealthyFile, "")
 	b.plug("sda", "minor.raw.zst")
-	c.Pods = []api.Pod{pod("guarded", "StatefulSet")}
+	c.Pods = []kubeapi.Pod{pod("guarded", "StatefulSet")}
 	leaves := false
 	c.Disrupt = func(string) bool { return leaves }
 	announced := func() bool { return strings.Contains(strings.Join(b.console, "\n"), "The machine restarts with it in") }

@@ -12,7 +12,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 )
 
 // ServeHTTP answers the requests to all API servers of the cluster.
@@ -150,7 +150,7 @@ func (c *Cluster) pods(w http.ResponseWriter, r *http.Request) {
 		reject(w, http.StatusForbidden, "can only list/watch pods with spec.nodeName field selector")
 		return
 	}
-	at := slices.IndexFunc(c.Pods, func(p api.Pod) bool { return q.Get("continue") == "" || p.Metadata.Name == q.Get("continue") })
+	at := slices.IndexFunc(c.Pods, func(p kubeapi.Pod) bool { return q.Get("continue") == "" || p.Metadata.Name == q.Get("continue") })
 	if at < 0 {
 		c.answer(w, object{"items": list{}})
 		return
@@ -170,7 +170,7 @@ func (c *Cluster) evict(w http.ResponseWriter, r *http.Request) {
 	}
 	c.decode(r, &e)
 	name := r.PathValue("name")
-	at := slices.IndexFunc(c.Pods, func(p api.Pod) bool {
+	at := slices.IndexFunc(c.Pods, func(p kubeapi.Pod) bool {
 		return p.Metadata.Name == name && p.Metadata.Namespace == r.PathValue("namespace")
 	})
 	switch {
@@ -499,7 +499,7 @@ func (c *Cluster) node(w http.ResponseWriter, r *http.Request) {
 	c.answer(w, c.reported(n))
 }
 
-func (c *Cluster) patchNode(n *api.Node, r *http.Request) {
+func (c *Cluster) patchNode(n *kubeapi.Node, r *http.Request) {
 	var p struct {
 		Metadata struct {
 			Labels      map[string]*string `json:"labels"`
@@ -531,7 +531,7 @@ func merge(to *map[string]string, patch map[string]*string) {
 
 // reported returns a Node with the status that its kubelet last wrote, or
 // that the node controller wrote instead.
-func (c *Cluster) reported(n *api.Node) *api.Node {
+func (c *Cluster) reported(n *kubeapi.Node) *kubeapi.Node {
 	copied := *n
 	if c.ReportedMachineID != nil {
 		copied.Status.NodeInfo.MachineID = c.ReportedMachineID(copied.Status.NodeInfo.MachineID)
@@ -541,10 +541,10 @@ func (c *Cluster) reported(n *api.Node) *api.Node {
 		copied.Status.Conditions[i].LastHeartbeatTime = c.KubeletReportTime()
 	}
 	if c.kubeletSilent != nil && c.kubeletSilent(n.Status.NodeInfo.MachineID) && len(copied.Status.Conditions) > 0 {
-		copied.Status.Conditions[0] = api.Condition{Type: "Ready", Status: "Unknown", Reason: "NodeStatusUnknown", Message: "Kubelet stopped posting node status."}
+		copied.Status.Conditions[0] = kubeapi.Condition{Type: "Ready", Status: "Unknown", Reason: "NodeStatusUnknown", Message: "Kubelet stopped posting node status."}
 	}
 	if c.NotReady {
-		copied.Status.Conditions = []api.Condition{{Type: "Ready", Status: "False", Reason: "KubeletNotReady", Message: "cni plugin not initialized"}}
+		copied.Status.Conditions = []kubeapi.Condition{{Type: "Ready", Status: "False", Reason: "KubeletNotReady", Message: "cni plugin not initialized"}}
 	}
 	return &copied
 }

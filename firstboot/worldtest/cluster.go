@@ -25,7 +25,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 )
 
 func (c *Cluster) clone(t *testing.T) *Cluster {
@@ -33,7 +33,7 @@ func (c *Cluster) clone(t *testing.T) *Cluster {
 	defer c.Mu.Unlock()
 	n := &Cluster{
 		T: t, CA: c.CA, Key: c.Key, CAPEM: c.CAPEM, Pin: c.Pin, Names: c.Names, TLS: c.TLS, Now: c.Now, Issued: c.Issued,
-		Down: maps.Clone(c.Down), Recreations: c.Recreations, ServiceReadDenied: c.ServiceReadDenied, registrations: maps.Clone(c.registrations), Applied: slices.Clone(c.Applied), AllApplied: c.AllApplied, ApplyMarker: maps.Clone(c.ApplyMarker), markerMode: c.markerMode, UploadedConfigs: maps.Clone(c.UploadedConfigs), Annotations: maps.Clone(c.Annotations), CreatedPaths: slices.Clone(c.CreatedPaths), MarkerPatchFails: c.MarkerPatchFails, ApplyFails: c.ApplyFails, unsigned: c.unsigned, TokenRevoked: c.TokenRevoked, Nodes: map[string]*api.Node{}, NotReady: c.NotReady,
+		Down: maps.Clone(c.Down), Recreations: c.Recreations, ServiceReadDenied: c.ServiceReadDenied, registrations: maps.Clone(c.registrations), Applied: slices.Clone(c.Applied), AllApplied: c.AllApplied, ApplyMarker: maps.Clone(c.ApplyMarker), markerMode: c.markerMode, UploadedConfigs: maps.Clone(c.UploadedConfigs), Annotations: maps.Clone(c.Annotations), CreatedPaths: slices.Clone(c.CreatedPaths), MarkerPatchFails: c.MarkerPatchFails, ApplyFails: c.ApplyFails, unsigned: c.unsigned, TokenRevoked: c.TokenRevoked, Nodes: map[string]*kubeapi.Node{}, NotReady: c.NotReady,
 		HubServerCSR: c.HubServerCSR, HubClientCSR: c.HubClientCSR, NodeRevives: c.NodeRevives, NoRBAC: c.NoRBAC, NoNodePool: c.NoNodePool, NodePoolType: c.NodePoolType,
 		NodeCreationDenied: c.NodeCreationDenied, LabelChangeDenied: c.LabelChangeDenied, NodePoolVersion: c.NodePoolVersion, ConversionFails: c.ConversionFails,
 		requests: slices.Clone(c.requests), NoClusterInfo: c.NoClusterInfo, SignatureStale: c.SignatureStale, KubeletStats: c.KubeletStats, CreatedSecrets: slices.Clone(c.CreatedSecrets), CreatedRBAC: slices.Clone(c.CreatedRBAC), Version: c.Version,
@@ -109,7 +109,7 @@ type Cluster struct {
 	NoFieldSelector bool // no field selector for addresses
 	// NoAnonymous rejects anonymous requests, as an AuthenticationConfiguration may.
 	NoAnonymous bool
-	Nodes       map[string]*api.Node
+	Nodes       map[string]*kubeapi.Node
 	NotReady    bool
 	// HubServerCSR is the state of yurthub's request for a server certificate: Approved, Denied or
 	// pending. If there are several requests, it has their states, oldest first, separated by ", ".
@@ -170,7 +170,7 @@ type Cluster struct {
 	Version string
 	// Pods are the Pods of the Node PodsNode. EvictedPods has the names of evicted ones. Disrupt
 	// reports whether a disruption budget allows an eviction; nil: always.
-	Pods        []api.Pod
+	Pods        []kubeapi.Pod
 	PodsNode    string
 	EvictedPods []string
 	Disrupt     func(name string) bool
@@ -197,10 +197,10 @@ func NewCluster(t *testing.T, names ...string) *Cluster {
 
 // NewClusterOf makes a cluster with this CA.
 func NewClusterOf(t *testing.T, ca *x509.Certificate, key crypto.Signer, names ...string) *Cluster {
-	c := &Cluster{T: t, Issued: new(sync.Map), Down: map[string]bool{}, Nodes: map[string]*api.Node{}, NodePoolVersion: "v1beta2", CA: ca, Key: key,
+	c := &Cluster{T: t, Issued: new(sync.Map), Down: map[string]bool{}, Nodes: map[string]*kubeapi.Node{}, NodePoolVersion: "v1beta2", CA: ca, Key: key,
 		Names: append([]string{"kubernetes", "192.0.2.11", "192.0.2.12"}, names...), Now: func() time.Time { return WorldStart }}
 	c.CAPEM = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.CA.Raw})
-	c.Pin = api.Pin(c.CA)
+	c.Pin = kubeapi.Pin(c.CA)
 	pool := x509.NewCertPool()
 	pool.AddCert(c.CA)
 	c.TLS = &tls.Config{ClientAuth: tls.RequestClientCert, ClientCAs: pool} // like kube-apiserver, which answers 401 to an invalid one
@@ -391,7 +391,7 @@ func (c *Cluster) register(name, joinConf, machineID string) {
 	if c.NodeCreationDenied {
 		return
 	}
-	n := &api.Node{}
+	n := &kubeapi.Node{}
 	n.Metadata.Name, n.Metadata.UID = name, fmt.Sprint("node-", c.Recreations)
 	if c.registrations == nil {
 		c.registrations = map[string]int{}
@@ -406,7 +406,7 @@ func (c *Cluster) register(name, joinConf, machineID string) {
 			n.Metadata.Labels[k] = v
 		}
 	}
-	n.Status.Conditions = []api.Condition{{Type: "Ready", Status: "True"}}
+	n.Status.Conditions = []kubeapi.Condition{{Type: "Ready", Status: "True"}}
 	c.Nodes[name] = n
 }
 
@@ -449,7 +449,7 @@ func (c *Cluster) AllDown(down bool) {
 // CAOf returns the CA in a kubeconfig.
 func CAOf(t *testing.T, conf string) []byte {
 	t.Helper()
-	k, err := api.ParseKubeconfig([]byte(conf))
+	k, err := kubeapi.ParseKubeconfig([]byte(conf))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -23,8 +23,8 @@ import (
 	"go.yaml.in/yaml/v3"
 	"golang.org/x/tools/txtar"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs/kubeadm"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
@@ -612,7 +612,7 @@ func (w *World) enrolHub() bool {
 	if w.Cluster.HubClientCSR != "" {
 		return false
 	}
-	boot, err := api.ParseKubeconfig([]byte(w.Get(member.HubBootstrap)))
+	boot, err := kubeapi.ParseKubeconfig([]byte(w.Get(member.HubBootstrap)))
 	if err != nil {
 		w.T.Fatal(err)
 	}
@@ -627,7 +627,7 @@ func (w *World) enrolHub() bool {
 	name := nodeNameOf(w.hubJoinConf)
 	pem := openyurt.Root + "/pki/yurthub-current.pem"
 	w.PutUnsynced(pem, w.Cluster.Client("system:node:"+name, w.ClusterTime().AddDate(1, 0, 0)))
-	kc, err := api.NewKubeconfig(api.Cluster{Server: cl.Server, CAData: cl.CAData}, api.User{CertFile: pem, KeyFile: pem})
+	kc, err := kubeapi.NewKubeconfig(kubeapi.Cluster{Server: cl.Server, CAData: cl.CAData}, kubeapi.User{CertFile: pem, KeyFile: pem})
 	if err != nil {
 		w.T.Fatal(err)
 	}
@@ -721,7 +721,7 @@ func (w *World) kubeadmJoin(ctx context.Context, c machine.Cmd) error {
 			return fmt.Errorf("[ERROR %s]: %s already exists", check, f)
 		}
 	}
-	disc, err := api.ParseKubeconfig([]byte(w.Get(member.DiscoveryFile)))
+	disc, err := kubeapi.ParseKubeconfig([]byte(w.Get(member.DiscoveryFile)))
 	if err != nil {
 		return err
 	}
@@ -813,7 +813,7 @@ func (w *World) joinThroughHub(ctx context.Context, c machine.Cmd, conf string) 
 }
 
 // joinDirectly acts as a kubelet that gets its certificate and registers its Node.
-func (w *World) joinDirectly(disc *api.Kubeconfig, conf string) error {
+func (w *World) joinDirectly(disc *kubeapi.Kubeconfig, conf string) error {
 	cl, err := disc.Cluster()
 	if err != nil {
 		return err
@@ -826,7 +826,7 @@ func (w *World) joinDirectly(disc *api.Kubeconfig, conf string) error {
 	if err := os.Symlink(dated, filepath.Join(w.Root, member.ClientCert)); err != nil {
 		return err
 	}
-	kc, err := api.NewKubeconfig(api.Cluster{Server: cl.Server, CAData: cl.CAData}, api.User{CertFile: member.ClientCert, KeyFile: member.ClientCert})
+	kc, err := kubeapi.NewKubeconfig(kubeapi.Cluster{Server: cl.Server, CAData: cl.CAData}, kubeapi.User{CertFile: member.ClientCert, KeyFile: member.ClientCert})
 	if err != nil {
 		return err
 	}

@@ -17,7 +17,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/servercert"
+	"github.com/edgebake/edgebake/firstboot/servercert"
 )
 
 // Link is an open connection to an API server: HTTP/2 if the server supports it, otherwise

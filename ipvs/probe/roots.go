@@ -11,8 +11,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/servercert"
 	"github.com/edgebake/edgebake/configs/printable"
+	"github.com/edgebake/edgebake/firstboot/servercert"
 )
 
 // Skew describes a certificate that is correct except for its validity period.

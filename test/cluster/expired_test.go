@@ -22,9 +22,9 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/cluster"
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	phases "github.com/edgebake/edgebake/firstboot/run"
@@ -117,8 +117,8 @@ func TestExpiredMemberJoinsAgain(t *testing.T) {
 	enrol := func(end time.Time) {
 		t.Helper()
 		put(member.ClientCert, nodeCertificate(t, lc, "shop-9", end))
-		conf, err := api.NewKubeconfig(api.Cluster{Server: admin.Server, TLSServerName: api.SharedName, CAData: base64.StdEncoding.EncodeToString(ca)},
-			api.User{CertFile: member.ClientCert, KeyFile: member.ClientCert})
+		conf, err := kubeapi.NewKubeconfig(kubeapi.Cluster{Server: admin.Server, TLSServerName: kubeapi.SharedName, CAData: base64.StdEncoding.EncodeToString(ca)},
+			kubeapi.User{CertFile: member.ClientCert, KeyFile: member.ClientCert})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/ipvs"
 	"github.com/edgebake/edgebake/ipvs/probe"
 	"github.com/edgebake/edgebake/test/kerneltest"
@@ -106,7 +106,7 @@ func certificateOf(t *testing.T, kubeconfig string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	k, err := api.ParseKubeconfig(text)
+	k, err := kubeapi.ParseKubeconfig(text)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,7 +126,7 @@ func certificateOf(t *testing.T, kubeconfig string) string {
 }
 
 // keyPair reads the client certificate of a kubeconfig's user.
-func keyPair(u *api.User) (*tls.Certificate, error) {
+func keyPair(u *kubeapi.User) (*tls.Certificate, error) {
 	cert, key, err := u.KeyTexts("/")
 	if err != nil {
 		return nil, err

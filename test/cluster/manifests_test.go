@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/test/lab"
 )
 
@@ -100,7 +100,7 @@ func TestManifestsAreApplied(t *testing.T) {
 	defer hook.Close()
 	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: hook.Certificate().Raw})
 	text := strings.NewReplacer("URL", hook.URL, "caBundle: CA", "caBundle: "+base64.StdEncoding.EncodeToString(ca)).Replace(manifests)
-	objects, err := api.Objects("tills.yaml", []byte(text))
+	objects, err := kubeapi.Objects("tills.yaml", []byte(text))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -157,7 +157,7 @@ func TestManifestsAreApplied(t *testing.T) {
 	}
 
 	// The error names an object that the API server never accepts.
-	bad, err := api.Objects("bad.yaml", []byte("apiVersion: v1\nkind: Service\nmetadata: {name: bad}\nspec: {ports: [{port: 99999}]}\n---\napiVersion: v1\nkind: Namespaec\nmetadata: {name: bad}\n"))
+	bad, err := kubeapi.Objects("bad.yaml", []byte("apiVersion: v1\nkind: Service\nmetadata: {name: bad}\nspec: {ports: [{port: 99999}]}\n---\napiVersion: v1\nkind: Namespaec\nmetadata: {name: bad}\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -168,7 +168,7 @@ func TestManifestsAreApplied(t *testing.T) {
 }
 
 // applyAll applies each object once and returns those that failed.
-func applyAll(ctx context.Context, c *api.Client, objects []api.Object) (left []api.Object, _ error) {
+func applyAll(ctx context.Context, c *kubeapi.Client, objects []kubeapi.Object) (left []kubeapi.Object, _ error) {
 	var errs []error
 	applier := c.Applier()
 	for _, o := range objects {
@@ -180,13 +180,13 @@ func applyAll(ctx context.Context, c *api.Client, objects []api.Object) (left []
 }
 
 // adminAPI returns first boot's client with an administrator's kubeconfig.
-func adminAPI(t *testing.T, kubeconfig string) *api.Client {
+func adminAPI(t *testing.T, kubeconfig string) *kubeapi.Client {
 	t.Helper()
 	text, err := os.ReadFile(kubeconfig)
 	if err != nil {
 		t.Fatal(err)
 	}
-	k, err := api.ParseKubeconfig(text)
+	k, err := kubeapi.ParseKubeconfig(text)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,10 +11,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/cluster/mint"
 	"github.com/edgebake/edgebake/configs/clusterdoc"
 	"github.com/edgebake/edgebake/firstboot/etcdmember"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/test/lab"
 )
 
@@ -26,7 +26,7 @@ type masters struct {
 	program string
 	port    [3]int
 	kill    [3]func() // kills the API server
-	admin   *api.Kubeconfig
+	admin   *kubeapi.Kubeconfig
 	conf    []byte // of admin
 }
 
@@ -69,7 +69,7 @@ encryptionAlgorithm: ECDSA-P256
 		t.Fatal(err)
 	}
 	m.conf = text
-	if m.admin, err = api.ParseKubeconfig(text); err != nil {
+	if m.admin, err = kubeapi.ParseKubeconfig(text); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -125,7 +125,7 @@ func (m *masters) die(i int) {
 	m.stop(i)
 }
 
-func (m *masters) api(i int) *api.Client {
+func (m *masters) api(i int) *kubeapi.Client {
 	m.t.Helper()
 	c, err := m.admin.Client("/", nil, keyPair)
 	if err != nil {
@@ -138,7 +138,7 @@ func (m *masters) api(i int) *api.Client {
 // note creates a ConfigMap through the i-th API server.
 func (m *masters) note(i int, name string) {
 	m.t.Helper()
-	objects, err := api.Objects(name, []byte("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: "+name+", namespace: default}\n"))
+	objects, err := kubeapi.Objects(name, []byte("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: "+name+", namespace: default}\n"))
 	if err != nil {
 		m.t.Fatal(err)
 	}

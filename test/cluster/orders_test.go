@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/firstboot/host"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	phases "github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/firstboot/update"
@@ -109,7 +109,7 @@ func TestOrderOfARealCluster(t *testing.T) {
 		}
 	}
 	const pem = "/var/lib/kubelet/pki/kubelet-client-current.pem"
-	conf, err := api.NewKubeconfig(api.Cluster{Server: adminAPI(t, lc.Kubeconfig).Server, CAFile: ondisk.KubeCA}, api.User{CertFile: pem, KeyFile: pem})
+	conf, err := kubeapi.NewKubeconfig(kubeapi.Cluster{Server: adminAPI(t, lc.Kubeconfig).Server, CAFile: ondisk.KubeCA}, kubeapi.User{CertFile: pem, KeyFile: pem})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -158,7 +158,7 @@ func TestOrderOfARealCluster(t *testing.T) {
 	}
 
 	// A machine cannot annotate another machine's Node either.
-	k, err := api.ParseKubeconfig(conf)
+	k, err := kubeapi.ParseKubeconfig(conf)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -167,7 +167,7 @@ func TestOrderOfARealCluster(t *testing.T) {
 		t.Fatal(err)
 	}
 	patch := map[string]any{"metadata": map[string]any{"annotations": map[string]string{order.AnnotationOrder: "x"}}}
-	if err := c.MergePatch(ctx, "/api/v1/nodes/ordered-2", patch); api.Code(err) != 403 {
+	if err := c.MergePatch(ctx, "/api/v1/nodes/ordered-2", patch); kubeapi.Code(err) != 403 {
 		b, _ := json.Marshal(annotations("ordered-2"))
 		t.Errorf("another machine's Node was patched: %v, %s", err, b)
 	}

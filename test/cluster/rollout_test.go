@@ -21,7 +21,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/cluster"
-	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/order"
 	"github.com/edgebake/edgebake/test/fleettest"
@@ -68,7 +68,7 @@ func TestRolloutOfARealCluster(t *testing.T) {
 		at    time.Time
 	}
 	reports := map[string]report{} // the last one that each machine wrote: a Node without reports is not Ready
-	step := func(m *fleettest.Machine, c *api.Client) {
+	step := func(m *fleettest.Machine, c *kubeapi.Client) {
 		path := "/api/v1/nodes/" + m.Name
 		meta, err := c.GetMetadata(ctx, path)
 		if err != nil {
@@ -118,7 +118,7 @@ func TestRolloutOfARealCluster(t *testing.T) {
 				t.Error(err)
 				return
 			}
-			c, err := (&api.Client{Server: server, CA: ca, Cert: &pair}).Kept()
+			c, err := (&kubeapi.Client{Server: server, CA: ca, Cert: &pair}).Kept()
 			for err == nil && ctx.Err() == nil {
 				step(m, c)
 				select {
@@ -212,7 +212,7 @@ func counted(t *testing.T, lc *lab.Cluster) (*cluster.Client, func() map[string]
 	if err != nil {
 		t.Fatal(err)
 	}
-	roots, err := api.Pool(admin.CA)
+	roots, err := kubeapi.Pool(admin.CA)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -172,7 +172,7 @@ var trees = map[string]string{
 	"configs/manifest/check.go":   "trees, decoded after yamltree.Check",
 	"configs/kubeadm/kubeadm.go":  "trees",
 	"builder/images/podimages.go": "trees",
-	"cluster/api/apply.go":        "trees",
+	"firstboot/kubeapi/apply.go":  "trees",
 	"cluster/mint/mint.go":        "JSON",
 }
 

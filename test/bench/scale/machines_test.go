@@ -24,10 +24,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot"
 	"github.com/edgebake/edgebake/firstboot/host"
+	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/worldtest"
@@ -172,6 +172,7 @@ func (n *node) env(ctx context.Context) *machine.Env {
 		rand.Read(b)
 		return b
 	}
+	e.Sessions = new(kubeapi.Sessions)
 	toKubelet, toOthers := e.Dial, n.dialFor("first boot")
 	e.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		if addr == "127.0.0.1:10248" {
@@ -259,7 +260,7 @@ func (n *node) kubeadmJoin(ctx context.Context, c machine.Cmd) error {
 		n.fleet.fault(ctx, "kubeadm join: "+strings.ReplaceAll(err.Error(), n.name, "NODE"))
 		return errors.New("exit status 1")
 	}
-	conf, err := api.ParseKubeconfig([]byte(n.world.Get(member.DiscoveryFile)))
+	conf, err := kubeapi.ParseKubeconfig([]byte(n.world.Get(member.DiscoveryFile)))
 	if err != nil {
 		return err
 	}
@@ -311,8 +312,8 @@ func (n *node) kubeadmJoin(ctx context.Context, c machine.Cmd) error {
 	if err := errors.Join(os.Symlink(dated, link), os.WriteFile(n.below(careCert), []byte(pair), 0o600)); err != nil {
 		return err
 	}
-	kubeletConf, err := api.NewKubeconfig(api.Cluster{Server: cluster.Server, TLSServerName: cluster.TLSServerName, CAData: base64.StdEncoding.EncodeToString(ca)},
-		api.User{CertFile: member.ClientCert, KeyFile: member.ClientCert})
+	kubeletConf, err := kubeapi.NewKubeconfig(kubeapi.Cluster{Server: cluster.Server, TLSServerName: cluster.TLSServerName, CAData: base64.StdEncoding.EncodeToString(ca)},
+		kubeapi.User{CertFile: member.ClientCert, KeyFile: member.ClientCert})
 	if err != nil {
 		return err
 	}

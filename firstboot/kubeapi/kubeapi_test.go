@@ -1,4 +1,4 @@
-package api
+package kubeapi
 
 import (
 	"cmp"
@@ -165,7 +165,7 @@ func serve(t *testing.T, m *master, cert tls.Certificate) string {
 func discovery(ca *authority, masters ...string) Discovery {
 	return Discovery{
 		Masters: masters, Token: token, Pins: []string{Pin(ca.cert)}, Names: []string{"kubernetes", "apiserver.cluster.local"},
-		Dial: (&net.Dialer{}).DialContext, Timeout: 5 * time.Minute,
+		Dialer: Dialer{Dial: (&net.Dialer{}).DialContext, Sessions: new(Sessions)}, Timeout: 5 * time.Minute,
 	}
 }
 

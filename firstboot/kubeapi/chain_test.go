@@ -1,4 +1,4 @@
-package api
+package kubeapi
 
 import (
 	"crypto/ecdsa"
@@ -33,7 +33,7 @@ func TestLongChain(t *testing.T) {
 		s.TLS = &tls.Config{Certificates: []tls.Certificate{long}}
 		s.StartTLS()
 		ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Certificate[0]})
-		_, err := ServerName(t.Context(), new(net.Dialer).DialContext, nil, s.Listener.Addr().String(), ca, []string{"example.com"})
+		_, err := Dialer{Dial: new(net.Dialer).DialContext}.ServerName(t.Context(), s.Listener.Addr().String(), ca, []string{"example.com"})
 		s.Close()
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) || errors.Is(err, ErrServerName) {
 			t.Errorf("%d certificates: %v", n, err)
@@ -89,7 +89,7 @@ func TestEarlyCertificates(t *testing.T) {
 			s.TLS = &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{sign(tmpl, parent, leafKey.Public(), tt.by)}, PrivateKey: leafKey}}}
 			s.StartTLS()
 			defer s.Close()
-			_, err := ServerName(t.Context(), new(net.Dialer).DialContext, func() time.Time { return tt.now }, s.Listener.Addr().String(), tt.ca, []string{SharedName})
+			_, err := Dialer{Dial: new(net.Dialer).DialContext, Now: func() time.Time { return tt.now }}.ServerName(t.Context(), s.Listener.Addr().String(), tt.ca, []string{SharedName})
 			var from time.Time
 			if early := (*EarlyError)(nil); errors.As(err, &early) {
 				from = early.From

@@ -1,11 +1,11 @@
-// Package api makes the few requests to a kube-apiserver that a node needs: discovery through the
+// Package kubeapi makes the few requests to a kube-apiserver that a node needs: discovery through the
 // published cluster-info, and some reads with the bootstrap token or kubelet's certificate. It uses
 // net/http, because client-go is larger than all of firstboot.
 //
 // Invariants: no secret is sent to a server before its certificate is verified, with a CA that the
 // caller pinned or that the token's signature confirms. No error contains a secret. The size of
 // every answer is limited.
-package api
+package kubeapi
 
 import (
 	"bytes"
@@ -27,8 +27,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/servercert"
 	"github.com/edgebake/edgebake/configs/printable"
+	"github.com/edgebake/edgebake/firstboot/servercert"
 )
 
 // maxAnswer is the size in bytes of the largest answer that is read. A ConfigMap has at most 1 MiB.

@@ -1,4 +1,4 @@
-package api
+package kubeapi
 
 import (
 	"context"
@@ -20,8 +20,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/edgebake/edgebake/cluster/servercert"
 	"github.com/edgebake/edgebake/configs/printable"
+	"github.com/edgebake/edgebake/firstboot/servercert"
 )
 
 // Errors that Discover returns although an API server answered.
@@ -72,9 +72,7 @@ type Discovery struct {
 	// Names are names that the API servers' certificate may have instead of their address, for
 	// example SharedName.
 	Names []string
-	Dial  DialFunc
-	// Now returns the time at which certificates are checked; nil: this computer's clock.
-	Now func() time.Time
+	Dialer
 	// Timeout limits the request to each API server.
 	Timeout time.Duration
 }
@@ -151,7 +149,7 @@ func Discover(ctx context.Context, d Discovery) (*Found, error) {
 				return r.found, nil
 			}
 			answers++
-			forgetSession(d.Masters[r.i], r.err)
+			d.forgetSession(d.Masters[r.i], r.err)
 			errs[r.i] = fmt.Errorf("asking the API server %s for cluster-info: %w", d.Masters[r.i], bounded{r.err})
 			ask()
 		}
@@ -193,7 +191,7 @@ func (d Discovery) askUnknown(ctx context.Context, master, id, secret string) (f
 	}
 	// Everything read over this connection is verified below, by pin and signature. No secret is
 	// sent over it before that.
-	conn, err := unverified(ctx, d.Dial, master)
+	conn, err := d.unverified(ctx, master)
 	if err != nil {
 		return nil, err
 	}
@@ -308,7 +306,7 @@ func (d Discovery) found(ctx context.Context, master string, ca []byte) (*Found,
 	if err != nil {
 		return nil, fmt.Errorf("reading the API server's address: %w", err)
 	}
-	conn, name, err := connect(ctx, d.Dial, d.Now, master, ca, append([]string{host}, d.Names...))
+	conn, name, err := d.connect(ctx, master, ca, append([]string{host}, d.Names...))
 	if err != nil {
 		return nil, err
 	}
@@ -389,7 +387,7 @@ func (d Discovery) over(first *tls.Conn, master string, ca *atomic.Pointer[[]byt
 		if err != nil {
 			return nil, err
 		}
-		conn, _, err := connect(ctx, d.Dial, d.Now, master, *ca, []string{host})
+		conn, _, err := d.connect(ctx, master, *ca, []string{host})
 		if err != nil {
 			return nil, err // return nil, not conn: a nil *tls.Conn would be a non-nil net.Conn
 		}
@@ -423,11 +421,40 @@ func (c *Client) ServiceUID(ctx context.Context) (string, error) {
 	return service.Metadata.UID, err
 }
 
+// Dialer connects to API servers.
+type Dialer struct {
+	Dial DialFunc
+	// Now returns the time at which certificates are checked; nil: this computer's clock.
+	Now func() time.Time
+	// Sessions, if not nil, keeps TLS sessions from one connection to the next.
+	Sessions *Sessions
+}
+
+// Sessions has the last TLS session with each API server. A machine that waits for its cluster
+// connects often, and resuming a session saves the server an RSA signature.
+type Sessions struct{ all sync.Map } // of tls.ClientSessionCache, by "host:port"
+
+// with returns the session cache for an API server; nil if sessions are not kept.
+func (s *Sessions) with(master string) tls.ClientSessionCache {
+	if s == nil {
+		return nil
+	}
+	c, _ := s.all.LoadOrStore(master, servercert.NewSessionCache())
+	return c.(tls.ClientSessionCache)
+}
+
+// forget removes the session with an API server.
+func (s *Sessions) forget(master string) {
+	if s != nil {
+		s.all.Delete(master)
+	}
+}
+
 // ServerName connects to master, verifies it, and returns the first of names that its certificate
 // has, or ErrServerName. now returns the time at which certificates are checked; nil: this
 // computer's clock.
-func ServerName(ctx context.Context, dial DialFunc, now func() time.Time, master string, ca []byte, names []string) (string, error) {
-	conn, name, err := connect(ctx, dial, now, master, ca, names)
+func (d Dialer) ServerName(ctx context.Context, master string, ca []byte, names []string) (string, error) {
+	conn, name, err := d.connect(ctx, master, ca, names)
 	if err != nil {
 		return "", err
 	}
@@ -441,11 +468,11 @@ const maxChain = 8
 
 // connect makes a verified connection to master. chosen is the first of names that master's
 // certificate has.
-func connect(ctx context.Context, dial DialFunc, now func() time.Time, master string, ca []byte, names []string) (conn *tls.Conn, chosen string, err error) {
-	conn, err = shake(ctx, dial, master, &tls.Config{
+func (d Dialer) connect(ctx context.Context, master string, ca []byte, names []string) (conn *tls.Conn, chosen string, err error) {
+	conn, err = d.shake(ctx, master, &tls.Config{
 		ServerName: names[0],
 		VerifyConnection: func(cs tls.ConnectionState) error {
-			chosen, err = verify(cs, now, master, ca, names)
+			chosen, err = verify(cs, d.Now, master, ca, names)
 			return err
 		},
 	})
@@ -453,26 +480,17 @@ func connect(ctx context.Context, dial DialFunc, now func() time.Time, master st
 }
 
 // unverified makes a connection to master without verifying it.
-func unverified(ctx context.Context, dial DialFunc, master string) (*tls.Conn, error) {
+func (d Dialer) unverified(ctx context.Context, master string) (*tls.Conn, error) {
 	host, _, err := net.SplitHostPort(master)
 	if err != nil {
 		return nil, fmt.Errorf("reading the API server's address: %w", err)
 	}
-	return shake(ctx, dial, master, &tls.Config{ServerName: host})
-}
-
-// sessions maps each API server, "host:port", to its tls.ClientSessionCache. A machine that waits
-// for its cluster connects often, and resuming a session saves the server an RSA signature.
-var sessions sync.Map
-
-func sessionsWith(master string) tls.ClientSessionCache {
-	c, _ := sessions.LoadOrStore(master, servercert.NewSessionCache())
-	return c.(tls.ClientSessionCache)
+	return d.shake(ctx, master, &tls.Config{ServerName: host})
 }
 
 // shake makes a TLS connection. It does not verify certificates itself: conf.VerifyConnection or
 // the caller must.
-func shake(ctx context.Context, dial DialFunc, master string, conf *tls.Config) (*tls.Conn, error) {
+func (d Dialer) shake(ctx context.Context, master string, conf *tls.Config) (*tls.Conn, error) {
 	conf.MinVersion, conf.InsecureSkipVerify = tls.VersionTLS12, true
 	resumed := false
 	if verify := conf.VerifyConnection; verify != nil {
@@ -482,8 +500,8 @@ func shake(ctx context.Context, dial DialFunc, master string, conf *tls.Config) 
 		}
 	}
 	for {
-		conf.ClientSessionCache = sessionsWith(master)
-		raw, err := dial(ctx, "tcp", master)
+		conf.ClientSessionCache = d.Sessions.with(master)
+		raw, err := d.Dial(ctx, "tcp", master)
 		if err != nil {
 			return nil, fmt.Errorf("connecting to the API server %s: %w", master, err)
 		}
@@ -494,7 +512,7 @@ func shake(ctx context.Context, dial DialFunc, master string, conf *tls.Config) 
 		}
 		conn.Close()
 		if ctx.Err() == nil { // the session may be the reason: the server may have a new certificate
-			sessions.Delete(master)
+			d.Sessions.forget(master)
 		}
 		if !resumed {
 			return nil, err
@@ -505,10 +523,10 @@ func shake(ctx context.Context, dial DialFunc, master string, conf *tls.Config) 
 
 // forgetSession removes the TLS session with master, because the server may have a new certificate.
 // It keeps the session if err has another known cause.
-func forgetSession(master string, err error) {
+func (d Dialer) forgetSession(master string, err error) {
 	var broken net.Error
 	if Code(err) == 0 && !errors.As(err, &broken) && !errors.Is(err, context.DeadlineExceeded) {
-		sessions.Delete(master)
+		d.Sessions.forget(master)
 	}
 }
 
