@@ -830,7 +830,8 @@ func buildChild(t *testing.T, dir string) {
 	fmt.Println("VmHWM:", strings.Fields(peak)[0])
 }
 
-// openUp lets other users enter the parent directories, and read the files in the last of paths.
+// openUp lets other users enter all paths and their parent directories, and read the files in the
+// last path.
 func openUp(t *testing.T, paths ...string) {
 	t.Helper()
 	err := filepath.WalkDir(paths[len(paths)-1], func(p string, d fs.DirEntry, err error) error {

@@ -23,9 +23,9 @@ type SiteControlPlane struct {
 	ID string `yaml:"id" json:"id" check:"mintID"`
 	// Members are all control-plane nodes, including this one. Each is a member of etcd.
 	Members []ControlPlaneMember `yaml:"members" json:"members" unique:"name"`
-	// BootstrapUntil is the time (RFC 3339) until which the cluster may be initialized. Then etcd
-	// starts empty, once every member was seen without data. If it is not set, this machine only
-	// joins an existing cluster.
+	// BootstrapUntil is the time (RFC 3339) until which the cluster may be initialized. Until then,
+	// etcd starts empty as soon as every member has been seen without data. If it is not set, this
+	// machine only joins an existing cluster.
 	BootstrapUntil string `yaml:"birthUntil,omitempty" json:"birthUntil,omitempty" check:"date"`
 	// Absent lists members that have never started. The cluster is initialized without them, and
 	// they join later. Remove it once the cluster runs.

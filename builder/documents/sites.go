@@ -46,7 +46,7 @@ func (r *Reader) sites(d Source, doc *configs.Document) (media.Site, error) {
 }
 
 // withoutTokens rejects a Site if another file of the slot also contains its token: the machine
-// would not remove it there.
+// would not remove the token from that file.
 func withoutTokens(s media.Site, err error) (media.Site, error) {
 	if err == nil {
 		err = s.TokensElsewhere().Err()

@@ -378,7 +378,7 @@ func (c *Cache) Make(ctx context.Context, key string, recipe func(ctx context.Co
 	if sha, ok := c.lookup(keyPath); ok {
 		return sha, nil
 	}
-	was, _ := os.ReadFile(keyPath) // the damaged or missing blob that is replaced
+	was, _ := os.ReadFile(keyPath) // the digest of the damaged or missing blob
 	pr, pw := io.Pipe()
 	var made sync.WaitGroup
 	made.Go(func() { pw.CloseWithError(recipe(ctx, pw)) })

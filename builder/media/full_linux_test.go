@@ -76,7 +76,7 @@ func stampManyOnASmallDisk(t *testing.T, dir string) {
 		}
 	}
 	o := ManyOptions{StampOptions: StampOptions{Now: now, Force: true}, Slots: true}
-	for range 2 { // the second time, only files to be replaced give enough space
+	for range 2 { // the second time, there is only enough space because the existing files are replaced
 		if _, err := StampMany(t.Context(), image, named(50), out, o); err != nil {
 			t.Fatal(err)
 		}

@@ -31,8 +31,9 @@ func (m *Image) spaceForCopies(outputs []string, unpack bool) error {
 }
 
 // checkSpace returns an error if the outputs, all in one directory, do not fit on the disk. each is
-// the size of one output in bytes. Existing outputs are replaced, so their space counts as free. It
-// does not count for as many outputs as are written at the same time.
+// the size of one output in bytes. Existing outputs are replaced, so their space counts as free.
+// Outputs that are written at the same time are an exception, because their old files still exist
+// meanwhile.
 func checkSpace(outputs []string, each int64, what string) error {
 	n := each * int64(len(outputs))
 	for _, o := range outputs[min(len(outputs), runtime.GOMAXPROCS(0)):] {

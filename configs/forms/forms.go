@@ -143,8 +143,8 @@ func BadHostPort(s string) string {
 	return BadHost(host)
 }
 
-// notHostPort returns a message for values that are something else than "host:port", such as a URL,
-// a list, or an address without a port. Otherwise, it returns "".
+// notHostPort returns a message for values other than "host:port", such as a URL, a list, or an
+// address without a port. Otherwise, it returns "".
 func notHostPort(s string) string {
 	switch {
 	case s == "":

@@ -36,8 +36,8 @@ type Input struct {
 }
 
 // Site returns the example Site with the known values, and with placeholders for unknown ones.
-// Optional fields are commented out. The field users is too, if the API servers are known but no
-// SSH key is.
+// Optional fields are commented out. The field users is also commented out if the API servers are
+// known but no SSH key is known.
 func (in *Input) Site() []byte {
 	token, hashes, key := forms.PlaceholderToken, []string{forms.PlaceholderCAHash}, forms.PlaceholderKey
 	out := []string{"labels:", "taints:", "network:"}

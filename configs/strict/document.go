@@ -30,7 +30,7 @@ type Format struct {
 type Limits struct {
 	Nodes int // number of values
 	Items int // number of items in a list
-	// More maps paths of lists to other limits of their items.
+	// More contains lists with their own limit, by path. The limit replaces Items.
 	More map[string]int
 }
 
