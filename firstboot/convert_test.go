@@ -490,10 +490,10 @@ func TestConvertLeavesOpenYurtNodesAlone(t *testing.T) {
 	}{
 		{"another pool", converted, nil, hub.ConvertOptions{NodePool: "beijing"}, is, "`firstboot revert`"},
 		{"another type", converted, nil, hub.ConvertOptions{NodePool: "shanghai", Cloud: true}, is, "`firstboot revert`"},
-		{"other arguments", converted, nil, hub.ConvertOptions{NodePool: "shanghai", LBMode: "rr"}, is + ", and its yurthub has other arguments", "`firstboot revert`"},
+		{"other arguments", converted, nil, hub.ConvertOptions{NodePool: "shanghai", LBMode: "rr"}, is + ", but its yurthub has other arguments than convert would set", "`firstboot revert`"},
 		{"yurthub is down", converted, func(w *world) { w.Units[openyurt.Unit] = "inactive" }, pool, is + ", but yurthub is not ready", "journalctl -u yurthub"},
 		{"no answer", converted, func(w *world) { w.Offline = true }, pool, "convert must reach the cluster", ""},
-		{"by its Site, another pool", bySite, nil, hub.ConvertOptions{NodePool: "beijing"}, "in node pool", "its Site sets this"},
+		{"by its Site, another pool", bySite, nil, hub.ConvertOptions{NodePool: "beijing"}, "in node pool", "change nodeType, nodePool or yurthub's arguments in its Site"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			w := tc.node(t)

@@ -72,7 +72,7 @@ func TestTwoCopiesOfOneImage(t *testing.T) {
 				w.Put(machine.LoaderPartFile, utf16(tc.loader))
 			}
 			w.Put("/proc/self/mountinfo", strings.Replace(w.Get("/proc/self/mountinfo"), "254:5 / /var", "253:5 / /var", 1))
-			if err := w.boot(); err == nil || !w.ConsoleHas("/ is on vda3, but /var is on vdb5, of another disk: "+tc.words) {
+			if err := w.boot(); err == nil || !w.ConsoleHas("/ is on vda3, but /var is on vdb5, on another disk: "+tc.words) {
 				t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 			}
 			if w.Joins != 0 {

@@ -198,7 +198,7 @@ func TestOneStickForManyMachines(t *testing.T) {
 	w.Stamp(worldtest.SlotDevice, "")
 	w.plug("")
 	w.carry(stickDev)
-	if err := w.boot(); err == nil || !w.ConsoleHas("waiting for a Site; stick /dev/sdb1 is ignored: its inventory has no Site for this machine. This machine: MAC") {
+	if err := w.boot(); err == nil || !w.ConsoleHas("waiting for a Site; stick /dev/sdb1 is ignored: the inventory has no Site for this machine. This machine: MAC") {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 }

@@ -41,7 +41,7 @@ func TestASiteForAnotherMachine(t *testing.T) {
 				if err := w.boot(); (err == nil) != member {
 					t.Errorf("%s, %s, member %v: %v", match, from, member, err)
 				}
-				if w.Has("/root/.ssh/authorized_keys") || !w.ConsoleHas("its Site is for another machine (match)") {
+				if w.Has("/root/.ssh/authorized_keys") || !w.ConsoleHas("the Site is for another machine (match)") {
 					t.Errorf("%s, %s, member %v: applied: %v\n%s", match, from, member, w.Has("/root/.ssh/authorized_keys"), strings.Join(w.Console, "\n"))
 				}
 			}

@@ -94,7 +94,7 @@ func TestNodeIPOfNoAddress(t *testing.T) {
 		t.Fatalf("the machine joined: %v", err)
 	}
 	s := w.State()
-	if text := strings.Join(w.Console, "\n"); !strings.Contains(text, "no interface has an address in 172.16.0.0/12 (nodeIP); there are 192.0.2.50 (eth0), 10.7.0.20 (eth1)") || !strings.Contains(text, "correct nodeIP") {
+	if text := strings.Join(w.Console, "\n"); !strings.Contains(text, "no interface has an address in 172.16.0.0/12 (nodeIP); the interfaces have 192.0.2.50 (eth0), 10.7.0.20 (eth1)") || !strings.Contains(text, "correct nodeIP") {
 		t.Errorf("%+v, console:\n%s", s, text)
 	}
 

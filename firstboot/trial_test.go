@@ -33,7 +33,7 @@ func TestOneChangeAtATime(t *testing.T) {
 			}
 		}},
 		{"the running system is still on trial", func(w *world) { w.onTrial() }},
-		{"an update is in place, and the next restart boots another system (boot entry edgebake-b+3.conf)", func(w *world) {
+		{"an update is installed, and the next restart boots its system (boot entry edgebake-b+3.conf)", func(w *world) {
 			w.Put("/efi/loader/entries/edgebake-b+3.conf", "")
 		}},
 	} {

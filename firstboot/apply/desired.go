@@ -164,7 +164,7 @@ func merged(all []entry) (out []entry, errs []error) {
 		case first.fromUser:
 			errs = append(errs, fmt.Errorf("%s is also written by passwd.users: add overwrite: true, or remove it from one of the two sections", e.Path))
 		default:
-			errs = append(errs, fmt.Errorf("%s is named twice", e.Path))
+			errs = append(errs, fmt.Errorf("%s is named twice in the Ignition config", e.Path))
 		}
 	}
 	return out, errs

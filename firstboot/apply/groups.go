@@ -53,7 +53,7 @@ func (a *accounts) addGroup(name string, gid *int, system bool, hash string) err
 			id = *gid
 		}
 		if other := group.nameOf(id); other != "" {
-			return fmt.Errorf("no GID is free: %d belongs to %s", id, other)
+			return fmt.Errorf("the GID %d already belongs to the group %s", id, other)
 		}
 		row = []string{name, "x", strconv.Itoa(id), ""}
 	}

@@ -119,7 +119,7 @@ func (a *accounts) newLogin(u types.PasswdUser, given int) ([]string, error) {
 		id = *u.UID
 	}
 	if other := a.db[filePasswd].nameOf(id); other != "" {
-		return nil, fmt.Errorf("no UID is free: %d belongs to %s", id, other)
+		return nil, fmt.Errorf("the UID %d already belongs to the user %s", id, other)
 	}
 	gid := a.defs.group
 	switch primary := str(u.PrimaryGroup); {

@@ -52,7 +52,7 @@ func (t *etcdStarter) formerMembership(ctx context.Context, v etcdmember.View, e
 	case lease != t.watch.lease:
 		return etcdmember.Alive, fmt.Sprintf("the lease of the Node %s is renewed by the machine with the machine ID %s", t.site.NodeName, holder), nil
 	case t.e.Now().Sub(t.watch.since) < leaseWatchTime:
-		return etcdmember.Watched, fmt.Sprintf("checking for %s whether another machine runs as Node %s", leaseWatchTime, t.site.NodeName), nil
+		return etcdmember.Watched, fmt.Sprintf("watching for %s whether another machine renews the lease of the Node %s", leaseWatchTime, t.site.NodeName), nil
 	}
 	return etcdmember.Gone, "", nil
 }

@@ -95,8 +95,8 @@ func poolAccepts(ctx context.Context, e *machine.Env, n *kubeapi.Node, h hub) er
 		return err
 	}
 	if has := openyurt.PoolOf(n.Metadata.Labels); has != "" && has != h.Pool {
-		return run.Advise(fmt.Errorf("the Node %s is already in node pool %s, and OpenYurt allows another pool only after the label is removed", n.Metadata.Name, has),
-			"convert it with --nodepool-name "+has+", or: "+openyurt.Unlabel(n.Metadata.Name))
+		return run.Advise(fmt.Errorf("the Node %s is already in node pool %s, and OpenYurt does not let a node change its pool", n.Metadata.Name, has),
+			"use --nodepool-name "+has+", or remove the label first: "+openyurt.Unlabel(n.Metadata.Name))
 	}
 	return nil
 }
@@ -112,7 +112,7 @@ func alreadyHub(ctx context.Context, e *machine.Env, n *kubeapi.Node, active *si
 	fix := "`firstboot revert` makes it native; convert can then give it other settings"
 	bySite := active != nil && active.Site.OpenYurt()
 	if bySite {
-		fix = "its Site sets this: change nodeType, nodePool or the arguments there; if the pool changes, kubectl delete node " + name + "; then restart the machine"
+		fix = "change nodeType, nodePool or yurthub's arguments in its Site; if the pool changes, run kubectl delete node " + name + "; then restart the machine"
 	}
 	if openyurt.PoolOf(labels) != o.NodePool || openyurt.IsCloud(labels) != o.Cloud {
 		return run.Advise(errors.New(is), fix)
@@ -123,7 +123,7 @@ func alreadyHub(ctx context.Context, e *machine.Env, n *kubeapi.Node, active *si
 			return err
 		}
 		if !hubInPlace(e, h) {
-			return run.Advise(fmt.Errorf("%s, and its yurthub has other arguments (%s)", is, EnvFile), fix)
+			return run.Advise(fmt.Errorf("%s, but its yurthub has other arguments than convert would set (%s)", is, EnvFile), fix)
 		}
 	}
 	if err := hubReady(ctx, e); err != nil {

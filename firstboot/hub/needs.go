@@ -178,7 +178,7 @@ func missingRight(n openyurt.Need, err error, namespace string) error {
 	case code == 403:
 		return run.Advise(fmt.Errorf("nodes may not list %ss (%s), which yurthub needs", kind, crd), n.Fix)
 	case code == 404:
-		return run.Advise(fmt.Errorf("the cluster has no %s CRD (%s)", kind, crd), openyurt.InstallManager+": another release may lack "+n.Resource.Version)
+		return run.Advise(fmt.Errorf("the cluster has no %s CRD (%s)", kind, crd), openyurt.InstallManager+"; other releases may not serve version "+n.Resource.Version)
 	case code >= 500:
 		return run.Advise(fmt.Errorf("the API server fails to list %ss (%s), which yurthub needs: %w", kind, crd, err),
 			"check that "+openyurt.Manager+" runs: its webhook converts NodePools between versions")
@@ -218,10 +218,10 @@ func judgeCSRs(csrs []csr, kind, signer string, mine func(csr) bool) error {
 	}
 	err := fmt.Errorf("%s was %s%s", what(denied), strings.ToLower(state), why)
 	if newest.Metadata.Name == denied.Metadata.Name {
-		return run.Advise(err, "find out what denies it; yurthub sends another request, which must be approved")
+		return run.Advise(err, "find out who denies it; yurthub sends another request, which must be approved")
 	}
 	return run.Advise(fmt.Errorf("%w; the next request (CSR %s) is not approved yet", err, newest.Metadata.Name),
-		"find out what denied it, or: kubectl certificate approve "+newest.Metadata.Name)
+		"find out who denied it, or: kubectl certificate approve "+newest.Metadata.Name)
 }
 
 // requestOf returns the certificate request in r, or an empty one if r has no valid request.

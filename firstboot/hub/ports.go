@@ -56,7 +56,7 @@ func PortRules(p Ports) []byte {
 		users += ", " + strconv.Itoa(uid)
 	}
 	return []byte(strings.NewReplacer("LOCAL", local, "PODS", pods, "ALL", all, "USERS", users, "TABLE", portsTable).Replace(
-		`# Written by firstboot: yurthub lends this node's rights to whoever reaches its ports.
+		`# Written by firstboot: whoever reaches yurthub's ports gets this node's rights.
 table inet TABLE
 delete table inet TABLE
 table inet TABLE {

@@ -320,7 +320,7 @@ func endpointHolds(ctx context.Context, e *machine.Env, h hub, site *configs.Sit
 func keptEndpoint(e *machine.Env, site *configs.Site) (bool, error) {
 	servers := openyurt.ServersIn(string(e.Contents(hubKept)) + string(e.Contents(openyurt.Manifest)))
 	if servers == nil {
-		return false, errors.New("no API server answers with its certificate, and the disk has no earlier result")
+		return false, errors.New("no API server answers with its certificate, and no earlier result is stored on this machine")
 	}
 	return servers[0] == site.EndpointURL(), nil
 }

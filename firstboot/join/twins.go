@@ -55,4 +55,4 @@ func (r *reporters) judge(e *machine.Env, n *kubeapi.Node, trusted bool) error {
 }
 
 // errWatched means that nothing is wrong, but the Node was not watched for long enough.
-var errWatched = fmt.Errorf("checking for %s whether another machine reports as this Node", reporterStays)
+var errWatched = fmt.Errorf("watching the Node for %s, in case another machine reports its status too", reporterStays)

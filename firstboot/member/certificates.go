@@ -55,7 +55,7 @@ func (s certStore) restore(e *machine.Env) error {
 		if err := e.Symlink(newest, s.Current()); err != nil {
 			return err
 		}
-		e.Log.Warn("went back to the newest certificate that can be used", "link", s.Current(), "to", newest, "error", broken)
+		e.Log.Warn("the current certificate is unusable: using the newest usable one", "link", s.Current(), "to", newest, "error", broken)
 		e.Console(fmt.Sprintf("%s was unusable, and links to %s again", s.Current(), filepath.Base(newest)))
 		return nil
 	}

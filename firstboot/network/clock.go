@@ -57,7 +57,7 @@ func ClockPhase(site *configs.Site, image ondisk.ImageInfo, stamped func(*machin
 			}
 			WaitForNTP(ctx, e, patience)
 			if err := e.WriteFile(AskedNTP, nil, machine.Mode(0o600)); err != nil {
-				return fmt.Errorf("recording that a time server was asked: %w", err)
+				return fmt.Errorf("recording that a time server was queried: %w", err)
 			}
 			return nil
 		},

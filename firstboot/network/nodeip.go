@@ -77,9 +77,9 @@ func inSubnet(e *machine.Env, site *configs.Site, subnet netip.Prefix, preferred
 	}
 	switch {
 	case len(fitting) == 0 && len(others) == 0:
-		return netip.Addr{}, fmt.Errorf("no interface has an address in %s (nodeIP), or any other address", subnet)
+		return netip.Addr{}, fmt.Errorf("no interface has an address in %s (nodeIP), nor any other address", subnet)
 	case len(fitting) == 0:
-		return netip.Addr{}, fmt.Errorf("no interface has an address in %s (nodeIP); there are %s", subnet, strings.Join(others, ", "))
+		return netip.Addr{}, fmt.Errorf("no interface has an address in %s (nodeIP); the interfaces have %s", subnet, strings.Join(others, ", "))
 	case slices.Contains(fitting, preferred):
 		return preferred, nil
 	}

@@ -256,7 +256,7 @@ func rollBack(ctx context.Context, e *machine.Env, u Uplink, with Reached) (Reac
 	if former.Extent <= with.Extent {
 		return with, false, takeBack(ctx, e)
 	}
-	e.Waiting("%s to answer with the new network settings after all", u.peers)
+	e.Waiting("%s to answer, after switching back to the new network settings", u.peers)
 	if err := setNetwork(ctx, e, good, now); err != nil {
 		return with, false, err
 	}

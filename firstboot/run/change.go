@@ -90,14 +90,14 @@ func (c *Change) CarryOut(ctx context.Context, steps []Phase) error {
 			return Advise(fmt.Errorf("%s: %w", s.Name, res.err), "run the same command again: it continues")
 		case changed:
 			c.finish(context.WithoutCancel(ctx))
-			return Advise(fmt.Errorf("%s: %w (the node has changed already; a record of it is in %s)", s.Name, res.err, c.dir),
-				"run the same command again: it does the rest")
+			return Advise(fmt.Errorf("%s: %w (the earlier steps are done and stay; the log is in %s)", s.Name, res.err, c.dir),
+				"run the same command again: it does the remaining steps")
 		default:
 			// Undo even if ctx has ended, because a half-changed node would be worse.
 			undo := context.WithoutCancel(ctx)
 			err := c.undo(undo, did, res.err)
 			c.finish(undo)
-			return fmt.Errorf("%s: %w (undone; a record of it is in %s)", s.Name, err, c.dir)
+			return fmt.Errorf("%s: %w (rolled back; the log is in %s)", s.Name, err, c.dir)
 		}
 		changed = changed || s.Name == c.ChangedAt
 	}

@@ -75,7 +75,7 @@ func rejectPending(e *machine.Env) error {
 	}
 	for _, f := range list {
 		if n, ok := machine.ParseEntryName(f.Name()); ok && n.Trial && n.Left > 0 {
-			return Advise(fmt.Errorf("an update is in place, and the next restart boots another system (boot entry %s)", f.Name()),
+			return Advise(fmt.Errorf("an update is installed, and the next restart boots its system (boot entry %s)", f.Name()),
 				"restart the machine and wait until it keeps the new system (`firstboot status`), then run this command again")
 		}
 	}

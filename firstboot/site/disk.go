@@ -31,7 +31,7 @@ func oneDisk(e *machine.Env) error {
 	if member.Rewriting(e, "") != "" {
 		fix += "; keep " + disk + ", which has the data of this machine"
 	}
-	return run.NeedsPerson(fmt.Errorf("/ is on %s, but /var is on %s, of another disk: %s", root.Root, part, loaderWords(e.DisksWith(e.LoaderPart()))), fix)
+	return run.NeedsPerson(fmt.Errorf("/ is on %s, but /var is on %s, on another disk: %s", root.Root, part, loaderWords(e.DisksWith(e.LoaderPart()))), fix)
 }
 
 // loaderWords describes which disks may contain the boot loader's partition.
@@ -42,7 +42,7 @@ func loaderWords(disks []string) string {
 	case 1:
 		return "the boot loader was started from " + disks[0]
 	}
-	return "two copies of one image are in this machine, and the boot loader's own partition is on each of " + strings.Join(disks, " and ")
+	return "two copies of one image are in this machine; each of these disks has the boot loader's partition: " + strings.Join(disks, " and ")
 }
 
 // DiskPhase calls systemd-repart and systemd-growfs if they have not grown DATA early in the boot.

@@ -21,8 +21,8 @@ import (
 
 // errNoMatch and errNotMeant mean that the Inventory or the Site is for other machines.
 var (
-	errNoMatch  = errors.New("its inventory has no Site for this machine")
-	errNotMeant = errors.New("its Site is for another machine (match)")
+	errNoMatch  = errors.New("the inventory has no Site for this machine")
+	errNotMeant = errors.New("the Site is for another machine (match)")
 )
 
 // isOthers reports whether err is errNoMatch or errNotMeant.

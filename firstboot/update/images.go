@@ -205,7 +205,7 @@ func releaseImages(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) 
 		}
 		cmd := machine.Cmd{Args: []string{"ctr", "--namespace", store.Namespace, "images", "label", i.Name, store.LabelPinned + "=" + pinned}}
 		if err := e.Run(ctx, cmd); err != nil {
-			return fmt.Errorf("pinning or releasing the container image %s: %w", i.Name, err)
+			return fmt.Errorf("pinning or unpinning the container image %s: %w", i.Name, err)
 		}
 	}
 	return nil

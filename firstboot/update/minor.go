@@ -127,7 +127,7 @@ const (
 // changed.
 func (u *job) drain(ctx context.Context, e *machine.Env) error {
 	fail := func(err error) error {
-		return run.Advise(err, "the new system is in place, and runs after the next restart: run the same command again, or add --no-drain to restart without evicting the pods")
+		return run.Advise(err, "the new system is installed, and runs after the next restart: run the same command again, or add --no-drain to restart without evicting the pods")
 	}
 	name, cordoned := member.Name(e), false
 	var left []string

@@ -77,7 +77,7 @@ func endUpdate(ctx context.Context, e *machine.Env, how ending) error {
 		return errors.Join(err, noteFailed(e), sweep(e, ""), e.Remove(spoolFile), e.Remove(offlineFile))
 	}
 	if described := describe(ctx, e, image); described != nil {
-		err = errors.Join(err, fmt.Errorf("describing the new system on the EFI system partition: %w", described))
+		err = errors.Join(err, fmt.Errorf("writing the new system's description to the EFI system partition: %w", described))
 	}
 	if err != nil {
 		return err

@@ -43,7 +43,7 @@ func openSource(ctx context.Context, e *machine.Env, o Options, allow *allowance
 		case order.Registry:
 			return openRegistry(ctx, l, o.Image)
 		}
-		return nil, fmt.Errorf("%s: want a file, or a URL that begins with https://, http:// or oci://", o.Image)
+		return nil, fmt.Errorf("%s: expected a file, or a URL that begins with https://, http:// or oci://", o.Image)
 	}
 	f, err := os.Open(e.Path(o.Image))
 	if err != nil {

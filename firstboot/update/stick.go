@@ -230,7 +230,7 @@ func updateFromStick(ctx context.Context, e *machine.Env, tell func(run.Step)) e
 }
 
 // errClosed means that the Site's update window is closed.
-var errClosed = errors.New("this machine waits for its window")
+var errClosed = errors.New("the update window is closed")
 
 // windowPatience is the maximum wait for an update window. It is longer than a day.
 const windowPatience = 25 * time.Hour
@@ -244,9 +244,9 @@ func closed(e *machine.Env, image ondisk.ImageInfo, active *site.Active) error {
 	u, now := active.Site.Updates, e.Now()
 	switch {
 	case now.Before(time.Unix(image.SourceDate, 0)):
-		return fmt.Errorf("%w: updates.window of its Site is %s, and its clock is wrong (%s)", errClosed, u, now.UTC().Format(time.DateTime))
+		return fmt.Errorf("%w: updates.window of the machine's Site is %s, and the machine's clock is wrong (%s)", errClosed, u, now.UTC().Format(time.DateTime))
 	case !u.Open(now):
-		return fmt.Errorf("%w: updates.window of its Site is %s", errClosed, u)
+		return fmt.Errorf("%w: updates.window of the machine's Site is %s", errClosed, u)
 	}
 	return nil
 }

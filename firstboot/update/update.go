@@ -226,7 +226,7 @@ func (u *job) admit(ctx context.Context) (err error) {
 		return err
 	}
 	if u.next.Plan == u.sys.image.Plan {
-		return fmt.Errorf("%w: this machine runs it", run.ErrAlready)
+		return fmt.Errorf("%w: this machine already runs this image", run.ErrAlready)
 	}
 	fits, takes := u.sys.admit(u.next, u.root.Size), u.sys.admitByCluster(ctx, u.e, u.next)
 	if fits != nil && errors.As(takes, new(*busy)) {

@@ -41,7 +41,7 @@ func TestOrderWindow(t *testing.T) {
 	for _, at := range []string{"04:00", "12:00", "01:59"} {
 		b.clock(at)
 		b.must()
-		b.says(order.StateWaiting, "updates.window of its Site is 02:00-04:00 Europe/Berlin")
+		b.says(order.StateWaiting, "updates.window of the machine's Site is 02:00-04:00 Europe/Berlin")
 	}
 	if b.images.requests > 0 {
 		t.Errorf("%d requests outside the window", b.images.requests)
@@ -131,7 +131,7 @@ func TestOrderWindowClock(t *testing.T) {
 		t.Fatal(err)
 	}
 	o.active = site.IfAny(o.e, o.image)
-	if err := o.closed(); err == nil || !strings.Contains(err.Error(), "its clock is wrong") {
+	if err := o.closed(); err == nil || !strings.Contains(err.Error(), "the machine's clock is wrong") {
 		t.Error(err)
 	}
 	b.now = b.now.AddDate(0, 0, 3)
@@ -155,7 +155,7 @@ func TestStickWindow(t *testing.T) {
 			t.Errorf("%s: %v, restarted: %v", image, err, b.rebooted)
 		}
 		console := strings.Join(b.console, "\n")
-		if strings.Contains(console, "waits for its window") != taken || b.now.Sub(began) > 15*time.Hour || (b.now.Sub(began) > 13*time.Hour) != taken {
+		if strings.Contains(console, "the update window is closed") != taken || b.now.Sub(began) > 15*time.Hour || (b.now.Sub(began) > 13*time.Hour) != taken {
 			t.Errorf("%s: after %s\n%s", image, b.now.Sub(began), console)
 		}
 	}

@@ -45,7 +45,7 @@ func TestOneStickForManyMachines(t *testing.T) {
 	if err := stranger.Plug(t.Context(), stick); err != nil {
 		t.Fatal(err)
 	}
-	w.expect(stranger, 0, `edgebake: .*its inventory has no Site for this machine`)
+	w.expect(stranger, 0, `edgebake: .*the inventory has no Site for this machine`)
 	w.off(stranger)
 
 	for i, name := range names {
