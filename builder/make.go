@@ -463,7 +463,7 @@ func (b *executor) compare(s *step, name string, in plan.Input, sha, compiledBy 
 	}
 	why := ""
 	if in.Go != compiledBy && in.Go != "" {
-		why = fmt.Sprintf("; compiled by %s, was by %s", compiledBy, in.Go)
+		why = fmt.Sprintf("; now compiled by %s, before by %s", compiledBy, in.Go)
 	}
 	s.warn("differs from the lock, which is renewed (%.12s, was %.12s%s)", sha, in.SHA256, why)
 	return nil

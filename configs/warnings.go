@@ -36,7 +36,7 @@ func (s *Site) Warnings() Problems {
 	var w Problems
 	s.Network.warnings(&w)
 	if without := s.noDefaultRoute(); without != "" {
-		w.Add("network.interfaces", "no interface has %s, so programs in the node's network can reach only Services, over a route without a router that first boot adds; if the site has a router, add gateway", without)
+		w.Add("network.interfaces", "no interface has %s, so programs in the node's network can reach Services only (first boot adds a route without a router for these); if the site has a router, add gateway", without)
 	}
 	if vip, err := netip.ParseAddr(s.VIP); err == nil && defaultPodCIDR.Contains(vip) {
 		w.Add("vip", "%s is in %s, the default pod network: choose an address outside the networks of pods and Services, unless the cluster uses other networks", vip, defaultPodCIDR)

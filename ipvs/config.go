@@ -125,7 +125,7 @@ func parseConfig(name string, data []byte) ([]Server, error) {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(&doc); err != nil {
-		return nil, fmt.Errorf("reading %s: %w; if it was being written, it is read again when it changes", name, err)
+		return nil, fmt.Errorf("reading %s: %w; ipvscare reads the file again when it changes", name, err)
 	}
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
 		return nil, fmt.Errorf("reading %s: more text follows the document", name)

@@ -86,7 +86,7 @@ func (p *ruleParser) term(term string) {
 	pick, bus, ofBus := strings.Cut(term, "-")
 	switch {
 	case term == "":
-		p.bad("a term is empty: want only, a path, or terms such as smallest-nvme, model=Samsung*, size>=100G")
+		p.bad("a term is empty: write \"only\", a path below /dev, or terms such as smallest-nvme, model=Samsung*, size>=100G")
 	case strings.HasPrefix(term, "/"):
 		p.path(term)
 	case term == OnlyDisk:
@@ -107,7 +107,7 @@ func (p *ruleParser) term(term string) {
 	case key == "size<=":
 		p.rule.most = p.size(term, key, value)
 	default:
-		p.bad("unknown term %q: want only, smallest, largest (or smallest-nvme), bus=, model=, serial=, size>=, size<=, or a path below /dev", term)
+		p.bad("unknown term %q: the terms are only, smallest, largest (or smallest-nvme), bus=, model=, serial=, size>=, size<=, and a path below /dev", term)
 	}
 }
 
@@ -122,7 +122,7 @@ func (p *ruleParser) path(term string) {
 
 func (p *ruleParser) only() {
 	if p.text != OnlyDisk {
-		p.bad("only cannot be combined with other terms")
+		p.bad("the term \"only\" cannot be combined with other terms")
 	}
 	p.once(pickTerm)
 }

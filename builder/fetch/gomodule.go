@@ -324,7 +324,7 @@ func (g *goTool) run(ctx context.Context, dir string, args ...string) ([]byte, e
 	if err != nil {
 		for _, full := range []error{unix.ENOSPC, unix.EDQUOT} {
 			if text := []byte(full.Error()); bytes.Contains(stderr.b, text) || bytes.Contains(out.Bytes(), text) {
-				return out.Bytes(), fmt.Errorf("go %s: %w: make room: `edgebake cache prune` (--cache chooses another cache), and `go clean -cache`", args[0], full)
+				return out.Bytes(), fmt.Errorf("go %s: %w: free space with `edgebake cache prune` and `go clean -cache`, or use a cache on another disk (--cache)", args[0], full)
 			}
 		}
 		// With -json, go reports errors on standard output.

@@ -301,7 +301,7 @@ func TestSparseBomb(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := newCache(t)
 			_, err := applyLayer(t.Context(), c, sectionOf(sparseTar(t, records)), "blob", nil, time.Unix(0, 0), newBudget(&Options{}))
-			wantError(t, err, `entry "big"`, "2.0Gi", "more than 1.0Gi", "imageStore.maxLayerSize")
+			wantError(t, err, `entry "big"`, "2.0Gi", "at most 1.0Gi", "imageStore.maxLayerSize")
 			unpoisoned(t, c)
 			if raised, err := c.TempDir(); err != nil || raised == "" {
 				t.Error(err)

@@ -91,7 +91,7 @@ func (b *budget) step() error {
 // hole counts the holes of a sparse file of size bytes.
 func (b *budget) hole(size int64) error {
 	if size < 0 || size > b.maxHoles-b.holes {
-		return &LimitError{fmt.Sprintf("together with its %s, the sparse files of the images have more than %s", configs.HumanSize(size), configs.HumanSize(b.maxHoles)), fieldMaxLayer}
+		return &LimitError{fmt.Sprintf("it is a sparse file of %s, and the sparse files of all images may have at most %s together", configs.HumanSize(size), configs.HumanSize(b.maxHoles)), fieldMaxLayer}
 	}
 	b.holes += size
 	return nil

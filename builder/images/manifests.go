@@ -203,7 +203,7 @@ func fromManifests(dir string, globs []string) (manifestImages, error) {
 	}
 	for at, names := range matched {
 		if len(names) > 0 && !slices.ContainsFunc(names, func(n string) bool { return useful[n] }) {
-			errs = append(errs, globError(at, fmt.Errorf("%q: no manifest there runs a container image; write the file again, or remove the pattern", globs[at])))
+			errs = append(errs, globError(at, fmt.Errorf("%q: no matching file has a manifest that runs a container image; correct the file, or remove the pattern", globs[at])))
 		}
 	}
 	all.run, all.mentions = byRef(all.run), firstOfEach(all.mentions)

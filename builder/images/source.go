@@ -57,7 +57,7 @@ func readDoc(ctx context.Context, c *fetch.Cache, src source, ref imageref.Ref, 
 	fail := func(err error) ([]byte, error) { return nil, blobError(what, d, ref, src, err) }
 	sha := d.Digest.Hex()
 	if d.Size < 0 {
-		return fail(fmt.Errorf("the size is given as %d; have the image pushed again", d.Size))
+		return fail(fmt.Errorf("the manifest gives its size as %d; have the image pushed again", d.Size))
 	}
 	if d.Size > maxDoc {
 		return fail(fmt.Errorf("the descriptor lists a size of %d bytes; at most %d are accepted", d.Size, maxDoc))

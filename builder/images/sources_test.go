@@ -369,7 +369,7 @@ func TestImagesfromManifests(t *testing.T) {
 	write("list.yaml", "apiVersion: v1\nkind: List\nitems: []\n")
 	for _, name := range []string{"empty.yaml", "text.yaml", "list.yaml", "[elt]*t*.yaml"} {
 		_, err := fromManifests(dir, []string{"all.yaml", name})
-		wantError(t, err, fmt.Sprintf("imagesFrom[1]: %q: no manifest there runs a container image", name))
+		wantError(t, err, fmt.Sprintf("imagesFrom[1]: %q: no matching file has a manifest that runs a container image", name))
 	}
 	if _, err := fromManifests(dir, []string{"*l*.yaml"}); err != nil {
 		t.Errorf("a file beside it runs some: %v", err)

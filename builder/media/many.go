@@ -84,7 +84,7 @@ func StampMany(ctx context.Context, path string, sites []Named, dir string, o Ma
 	}
 	errs = append(errs, exist...)
 	if n := len(errs); n > maxShown {
-		errs = append(errs[:maxShown], fmt.Errorf("%s more cannot be stamped", configs.Count(n-maxShown, "Site")))
+		errs = append(errs[:maxShown], fmt.Errorf("and %s more cannot be stamped", configs.Count(n-maxShown, "Site")))
 	}
 	bad := o.Read.inventory(probs)
 	if n := len(bad); n > maxShown {

@@ -182,7 +182,7 @@ func (c *commandLine) machine(m Machine, v Version) {
 	c.add("-machine", board, "-cpu", cpu(m.Arch, m.Accel, v))
 	switch {
 	case m.Accel == KVM && m.Counted:
-		c.bad("KVM counts no instructions: a counted machine needs tcg")
+		c.bad("KVM cannot count instructions: use accelerator tcg for a machine with Counted")
 	case m.Accel == KVM:
 		c.add("-accel", "kvm")
 	case m.Counted:
@@ -216,7 +216,7 @@ func (c *commandLine) disk(i, boot int, d Disk) {
 		c.bad("disk %d has no path", i)
 	}
 	if d.Log != "" && d.Sync {
-		c.bad("disk %d is both durable and logged; choose one", i)
+		c.bad("disk %d has both Sync and Log; choose one", i)
 	}
 	format, cache := cmp.Or(d.Format, "qcow2"), "unsafe"
 	if d.Sync {
@@ -245,7 +245,7 @@ func (c *commandLine) nic(i int, n NIC, boot bool) {
 		c.bad("network card %d is on tap %s: ports are forwarded in user-mode networking only", i, n.Tap)
 	}
 	if n.Cable != nil && (n.Tap != "" || len(n.Forwards) > 0) {
-		c.bad("network card %d has a cable: it has neither a tap nor ports to forward", i)
+		c.bad("network card %d has a Cable, which excludes Tap and Forwards", i)
 	}
 	netdev := fmt.Sprintf("user,id=net%d", i)
 	if n.Tap != "" {
@@ -285,7 +285,7 @@ func (c *commandLine) devices(m Machine) {
 	if m.Stick != "" {
 		driver := map[string]string{USB: "usb-storage", SCSI: "scsi-hd"}[m.Sticks]
 		if driver == "" {
-			c.bad("the stick %s has no bus to be plugged into", m.Stick)
+			c.bad("the stick %s needs a bus: set Sticks to usb or scsi", m.Stick)
 		}
 		c.add("-drive", "if=none,id=stick,format=raw,cache=unsafe,file="+value(m.Stick), "-device", driver+",drive=stick,removable=on,bootindex=0")
 	}
@@ -298,7 +298,7 @@ func (c *commandLine) devices(m Machine) {
 		}
 	}
 	if m.NetBoot && (len(m.NICs) == 0 || m.Stick != "" || m.CD != "") {
-		c.bad("booting from the network needs a network card, and neither stick nor CD")
+		c.bad("booting from the network requires a network card, and excludes a stick and a CD")
 	}
 	if m.Watchdog {
 		c.add("-device", "i6300esb")

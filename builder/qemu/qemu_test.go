@@ -79,7 +79,7 @@ func TestArgsTellsAllThatIsWrong(t *testing.T) {
 	if err == nil {
 		t.Fatal("accepted")
 	}
-	for _, want := range []string{"mips", "magic", "firmware", "disk 0", "floppy", "tap0", "port 0", "neither a tap nor"} {
+	for _, want := range []string{"mips", "magic", "firmware", "disk 0", "floppy", "tap0", "port 0", "excludes Tap"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("nothing about %q in: %v", want, err)
 		}

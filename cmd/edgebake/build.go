@@ -407,7 +407,7 @@ func printReport(s streams, out string, r *builder.Report) {
 		case p.Files > 0:
 			fmt.Fprintf(s.Out, "  %s", configs.Count(p.Files, "file"))
 		case p.Label == ondisk.LabelRootB:
-			fmt.Fprintf(s.Out, "  space for a root of %s in an update", configs.HumanSize(p.Room))
+			fmt.Fprintf(s.Out, "  an update may bring a root file system of up to %s", configs.HumanSize(p.Room))
 		}
 		fmt.Fprintln(s.Out)
 	}

@@ -42,10 +42,9 @@ An Inventory document goes into the slot as a whole: each machine uses the Site
 that matches it and wipes the other Sites from its disk.
 
 With --each, every Site of an Inventory gets its own copy of the image, DIR/NAME.raw
-(DIR/NAME.raw.zst if it is compressed). With --slots it gets only a slot of 16 MiB,
-DIR/NAME.slot. A slot has the Site, its token and Ignition config; --slot writes it
-into an image or a device. Copied to a USB stick with dd, it makes a stick with that
-Site.
+(DIR/NAME.raw.zst if it is compressed). With --slots, every Site gets only a slot of
+16 MiB, DIR/NAME.slot, with the Site, its token and Ignition config. --slot writes a
+slot into an image or a device; dd copies it to a USB stick, which then has that Site.
 
 The stamped image holds the join token: treat it as a secret until the
 machine is Ready. edgebake unstamp makes it a golden image again.`,

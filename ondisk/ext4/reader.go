@@ -491,7 +491,7 @@ func (r *Reader) readDir(in *rawInode) ([]entry, error) {
 	b := make([]byte, blockSize)
 	for _, e := range extents {
 		if total += e.n; total > r.blocks {
-			return nil, fmt.Errorf("inode %d: a directory larger than the file system", in.number)
+			return nil, fmt.Errorf("inode %d: the directory is larger than the file system", in.number)
 		}
 		for i := range e.n {
 			if err := r.readBlock(b, e.start+i); err != nil {
@@ -535,7 +535,7 @@ func parseDirents(out []entry, b []byte, in *rawInode, logical int64, indexed bo
 			continue
 		}
 		if e.name == "" || strings.ContainsAny(e.name, "/\x00") {
-			return nil, fmt.Errorf("the name %q is impossible", e.name)
+			return nil, fmt.Errorf("the name %q is invalid", e.name)
 		}
 		out = append(out, e)
 	}

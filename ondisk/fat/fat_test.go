@@ -234,7 +234,7 @@ func TestBadInputIsRefusedBeforeWriting(t *testing.T) {
 		"a directory's name": {[]tree.Node{regular("x/a:b/c", nil), regular("x/a:b/d", nil)}, kinds[0], []string{`x/a:b: has the character ':'`}},
 		"trailing dot":       {[]tree.Node{regular("a.", nil)}, kinds[0], []string{"ends with a dot"}},
 		"long name":          {[]tree.Node{regular(strings.Repeat("x", 256), nil)}, kinds[0], []string{"longer than 255"}},
-		"too big a file":     {[]tree.Node{big}, kinds[1], []string{"FAT ends at 4 GiB"}},
+		"too big a file":     {[]tree.Node{big}, kinds[1], []string{"smaller than 4 GiB"}},
 		"no room":            {[]tree.Node{full}, kinds[0], []string{"make the partition larger"}},
 		"crowded top":        {crowd, kinds[0], []string{"has room for 512 entries"}},
 		"label":              {nil, Options{Type: 16, Label: "much too long", Size: 16 << 20}, []string{"label"}},

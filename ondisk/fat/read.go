@@ -94,7 +94,7 @@ func parseBootSector(b []byte) (geometry, error) {
 	}
 	if g.clusters < 1 || g.clusters >= 1<<28-16 || g.kind == 16 && g.clusters >= minFAT32 ||
 		g.tableSize(g.clusters+2) > g.fatSectors*g.sectorSize || !fat32 && rootBytes == 0 {
-		return g, fmt.Errorf("%w: the boot sector contradicts itself", ErrNotFAT)
+		return g, fmt.Errorf("%w: values in the boot sector contradict each other", ErrNotFAT)
 	}
 	return g, nil
 }

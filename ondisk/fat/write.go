@@ -124,7 +124,7 @@ func checkNode(n tree.Node) error {
 	case !n.IsDir() && !n.IsRegular():
 		return fmt.Errorf("is neither file nor directory (mode %o); FAT has nothing else", n.Mode)
 	case n.Data.Size < 0 || n.Data.Size > 1<<32-1:
-		return fmt.Errorf("has %d bytes; FAT ends at 4 GiB", n.Data.Size)
+		return fmt.Errorf("has %d bytes; a file on FAT is smaller than 4 GiB", n.Data.Size)
 	}
 	return nil
 }
@@ -466,7 +466,7 @@ func (c *copier) close() {
 func (c *copier) write(w io.WriterAt, off int64, d tree.Content) error {
 	if d.Blob == "" {
 		if int64(len(d.Inline)) != d.Size {
-			return fmt.Errorf("content has %d bytes, %d were promised", len(d.Inline), d.Size)
+			return fmt.Errorf("the content has %d bytes, expected %d", len(d.Inline), d.Size)
 		}
 		if d.Size == 0 {
 			return nil

@@ -86,7 +86,7 @@ func Parse(text string) (Order, error) {
 			_, err = forms.ParseSize(value)
 		case "again":
 			if o.Again = value; !againForm.MatchString(value) {
-				err = fmt.Errorf("%q has other characters than letters, digits, and : . _ -, or more than 40", printable.Short(value, 60))
+				err = fmt.Errorf("%q: write at most 40 letters, digits and : . _ -", printable.Short(value, 60))
 			}
 		default:
 			bad("%q is unknown: want hold, no-drain, max-bytes=20M, limit-rate=500k or again=WORD", printable.Short(w, 60))

@@ -725,7 +725,7 @@ func WriteWhole(f Writer, img []byte) error {
 // writeWhole writes size bytes, either the whole slot or its first half: img followed by zeros.
 func writeWhole(f Writer, img []byte, size int) error {
 	if len(img) <= sectorSize {
-		return fmt.Errorf("%d bytes are not a slot", len(img))
+		return fmt.Errorf("%d bytes are too few for a slot", len(img))
 	}
 	if err := write(f, 0, make([]byte, sectorSize)); err != nil {
 		return err

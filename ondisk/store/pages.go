@@ -143,7 +143,7 @@ func (p *pages) metaAt(at int64) (metaPage, error) {
 	case le.Uint64(b[metaSize-8:]) != h.Sum64():
 		return m, errors.New("a checksum is wrong")
 	case m.pageSize < 1<<10 || m.pageSize > 64<<10 || m.pageSize&(m.pageSize-1) != 0:
-		return m, fmt.Errorf("the page size is %d", m.pageSize)
+		return m, fmt.Errorf("the page size %d is invalid", m.pageSize)
 	}
 	return m, nil
 }
@@ -159,15 +159,15 @@ func (p *pages) page(id uint64) (flags uint16, count int, body []byte, err error
 	}
 	le := binary.LittleEndian
 	if got := le.Uint64(head); got != id {
-		return 0, 0, nil, fmt.Errorf("page %d calls itself %d", id, got)
+		return 0, 0, nil, fmt.Errorf("the header of page %d has the number %d", id, got)
 	}
 	over := uint64(le.Uint32(head[12:]))
 	if over >= p.used-id {
-		return 0, 0, nil, fmt.Errorf("page %d overflows over %d more, beyond the last", id, over)
+		return 0, 0, nil, fmt.Errorf("page %d and its %d overflow pages end beyond the last page", id, over)
 	}
 	for n := id; n <= id+over; n++ {
 		if p.seen[n] {
-			return 0, 0, nil, fmt.Errorf("page %d is referred to twice", n)
+			return 0, 0, nil, fmt.Errorf("two references lead to page %d", n)
 		}
 		p.seen[n] = true
 	}

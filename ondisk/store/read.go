@@ -291,7 +291,7 @@ func (s *State) readBackend(db *bucket) error {
 	snaps := db.find("v1", "snapshots")
 	if snaps == nil {
 		if len(s.Snapshots) > 0 {
-			return errors.New("no snapshots, but meta.db has some")
+			return errors.New("it has no snapshots, but meta.db has some")
 		}
 		return nil
 	}
@@ -301,7 +301,7 @@ func (s *State) readBackend(db *bucket) error {
 	err := snaps.each(func(name string, b *bucket) error {
 		id, n := binary.Uvarint(b.pairs["id"])
 		if n <= 0 {
-			return fmt.Errorf("snapshot %s has no number", name)
+			return fmt.Errorf("snapshot %s has no valid id", name)
 		}
 		ids[name] = id
 		parentOf[name] = string(b.pairs["parent"])

@@ -96,7 +96,7 @@ func (t *Table) check() error {
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	sector := t.SectorSize
 	if sector != Sector512 && sector != Sector4096 {
-		return fmt.Errorf("no disk has sectors of %d bytes: want %d or %d", sector, Sector512, Sector4096)
+		return fmt.Errorf("sectors of %d bytes are not supported: use %d or %d", sector, Sector512, Sector4096)
 	}
 	head, tail := HeadSize(sector), TailSize(sector)
 	if t.Size%sector != 0 || t.Size < head+tail {

@@ -26,7 +26,7 @@ import (
 func New(s console.Streams) *cobra.Command {
 	return cli.Group(&cobra.Command{
 		Use:   "cluster",
-		Short: "Make a cluster's keys and tokens, and work on a living cluster",
+		Short: "Make a cluster's keys and tokens, and work on a running cluster",
 		Long: `Cluster works on a whole cluster. new and sites need no network: they make the
 keys of a cluster that does not exist yet, and the Site of each of its nodes. The
 other commands take a kubeconfig and work on any running kubeadm cluster.`,
@@ -61,7 +61,7 @@ Run again, the command renews only certificates that expire soon: admin.conf in 
 last six months of its year, and each CA in the last two of its ten years. The CAs
 keep their keys. If the secrets are encrypted, renewing needs --identity.
 Nodes that were added to the document get a token. The tokens of removed nodes are
-deleted from DIR (edgebake cluster token revoke deletes them from the living
+deleted from DIR (edgebake cluster token revoke deletes them from the running
 cluster). A change of the name, endpoint, VIP, port, networks, DNS domain or
 masters, or a lower version of Kubernetes, is an error: the keys and the machines
 already depend on them.`,
@@ -168,7 +168,7 @@ would have the cluster's keys.
 
 A new cluster may start with an empty etcd as long as its tokens are valid
 (tokenTTL). Control-plane nodes whose Sites are written later, or that are flashed
-again later, only join a living cluster. --bootstrap TIME lets etcd start empty for
+again later, only join a running cluster. --bootstrap TIME lets etcd start empty for
 that time from now: for a cluster that was not switched on in time, or whose data is
 lost. Workers whose tokens have expired get new ones. DIR/mint.json records this.
 

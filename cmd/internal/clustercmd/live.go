@@ -321,7 +321,7 @@ func newClusterRemove(s console.Streams) *cobra.Command {
 	c := onCluster(&cobra.Command{
 		Use:   "remove NODE",
 		Short: "Remove a node, so that another machine can take its name",
-		Long: `Remove takes a node out of a living cluster: the tokens made for it, its
+		Long: `Remove takes a node out of a running cluster: the tokens made for it, its
 requests for certificates, and the Node. A Node that is Ready needs --force; a
 control-plane node is rejected, since its member of etcd would stay.`,
 		Example: `  edgebake cluster remove shop-7`,

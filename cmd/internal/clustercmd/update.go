@@ -69,7 +69,7 @@ The command can be killed at any point: run again, it continues.`,
 	f.StringVar(&u.rings, "rings", "", "update the nodes with the first value of this label, then the nodes with the next value: `KEY=VALUE,VALUE`")
 	f.StringArrayVarP(&u.selectors, "selector", "l", nil, "update the nodes that this `selector` of labels matches, as with kubectl; repeated, each is a ring (default: all worker nodes)")
 	f.Var(&u.rollout.Parallel, "parallel", "number or percentage of nodes that fetch or restart at the same time")
-	f.Var(&u.rollout.Budget, "budget", "number or percentage of nodes that may fail; at most this many restart at the same time")
+	f.Var(&u.rollout.Budget, "budget", "stop the rollout when this number or percentage of nodes has failed; at most this many restart at the same time")
 	f.Var(&u.soak, "soak", "time that all nodes of a ring stay Ready before the next ring begins, e.g. 1h")
 	f.Var(&u.rollout.Window, "window", "time of each day in which orders are given and machines restart, in this computer's time zone")
 	f.BoolVar(&u.rollout.Order.NoDrain, "no-drain", false, "do not cordon and drain nodes before they restart")

@@ -237,7 +237,7 @@ func (m *merger) blob(b store.Blob) (added bool, err error) {
 		return false, err
 	}
 	if ok, err := hasDigest(tmp, b.Digest); err != nil || !ok {
-		return false, errors.Join(fmt.Errorf("blob %s was damaged while it was copied; run it again", b.Digest), err)
+		return false, errors.Join(fmt.Errorf("blob %s was damaged while it was copied; run the merge again", b.Digest), err)
 	}
 	if err := m.step("place blob %s", b.Digest); err != nil {
 		return false, err
