@@ -62,9 +62,9 @@ func (o *Output) Check() error {
 	case o.ISO == "" && o.Netboot == "":
 		return errors.New("no output is given: use --iso FILE or --netboot DIR")
 	case (o.Netboot == "") != (o.URL == ""):
-		return errors.New("--netboot DIR and --url URL go together: the installer reads the image from there")
+		return errors.New("--netboot DIR and --url URL must be given together: the installer reads the image from the URL")
 	case o.CACert != "" && !strings.HasPrefix(o.URL, "https://"):
-		return errors.New("--ca-cert is for a --url that begins with https://")
+		return errors.New("--ca-cert applies only to a --url that begins with https://")
 	case o.URL == "":
 		return nil
 	}

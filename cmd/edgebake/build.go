@@ -205,7 +205,7 @@ func (b *buildFlags) takesPlan(s streams, c *cobra.Command) {
 		}
 		for _, other := range []string{"filename", "lock", "locked", "arch", "update"} {
 			if c.Flags().Changed(other) {
-				return cli.Usage(fmt.Errorf("--%s has no effect with --plan, since a plan has pinned all inputs: leave it out", other))
+				return cli.Usage(fmt.Errorf("--%s has no effect with --plan, since a plan pins all inputs: leave it out", other))
 			}
 		}
 		return nil

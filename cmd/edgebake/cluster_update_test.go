@@ -80,7 +80,7 @@ clusters: [{name: a, cluster: {server: %q}}], users: [{name: a, user: {}}]}`, ap
 	update(2, "--pause", "--stop")
 	c.want(c.err, "exclude each other")
 	update(2, "--status", url, "--budget", "3")
-	c.want(c.err, "omit http", "--budget is for starting an update")
+	c.want(c.err, "omit http", "--budget applies only to the start of an update")
 	update(2, "my-edge.raw.zst", "--rings", "ring", "--max-bytes", "many", "--soak", "1h", "--from", "x.raw")
 	c.want(c.err, "not a URL", "--rings: ", "--max-bytes: ", "--soak is the time between rings", "--from has an effect only with --dry-run")
 	update(1, web.URL+"/nowhere.raw.zst")

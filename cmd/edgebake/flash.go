@@ -228,9 +228,9 @@ func (o *flashFlags) check(c *cobra.Command, a []string) error {
 	case o.stick == "" && len(a) == 1:
 		return cli.Usage(errors.New("edgebake flash requires an image and a disk, or an image and --installer STICK; see edgebake flash --help"))
 	}
-	other := cli.Unused{Flags: []string{"disk", "then", "reinstall", "cache"}, Purpose: "--installer STICK"}
+	other := cli.Unused{Flags: []string{"disk", "then", "reinstall", "cache"}, Purpose: "installers: add --installer STICK"}
 	if o.stick != "" {
-		other = cli.Unused{Flags: []string{"log", "no-verify"}, Purpose: "disks, not for --installer"}
+		other = cli.Unused{Flags: []string{"log", "no-verify"}, Purpose: "disks, not to installers"}
 	}
 	if err := errors.Join(cli.RejectUnused(c, other), o.slotFlags.check(c), imageFirst(c, a)); err != nil {
 		return err

@@ -80,7 +80,7 @@ For editors that know YAML schemas, these are written to ` + starter.SchemaDir +
 	}
 	c.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		if o.join == "kubeadm" { // without quotes, --join gets only the first word of the join command
-			return cli.Usage(errors.New("--join: put the line that kubeadm prints in quotes: --join 'kubeadm join ...', or --join - and paste it"))
+			return cli.Usage(errors.New("--join: put quotes around the line that kubeadm prints: --join 'kubeadm join ...'; or use --join - and paste it"))
 		}
 		return c.Parent().FlagErrorFunc()(c, err)
 	})
@@ -98,13 +98,13 @@ For editors that know YAML schemas, these are written to ` + starter.SchemaDir +
 func (o *initFlags) check(c *cobra.Command) error {
 	switch {
 	case o.asCluster:
-		return cli.RejectUnused(c, cli.Unused{Flags: []string{"join", "kubeconfig", "context"}, Purpose: "a machine of an existing cluster, and --cluster for a new one: choose one"})
+		return cli.RejectUnused(c, cli.Unused{Flags: []string{"join", "kubeconfig", "context"}, Purpose: "an existing cluster, but --cluster makes a new one: choose one"})
 	case c.Flags().Changed("join") && strings.TrimSpace(o.join) == "":
 		return cli.Usage(errors.New("--join is empty: add the line that kubeadm prints, or leave the flag out"))
 	case o.Kubeconfig != "" && o.join != "":
 		return cli.Usage(errors.New("--join and --kubeconfig both describe the cluster: choose one"))
 	case o.Kubeconfig == "":
-		return cli.RejectUnused(c, cli.Unused{Flags: []string{"context"}, Purpose: "--kubeconfig FILE"})
+		return cli.RejectUnused(c, cli.Unused{Flags: []string{"context"}, Purpose: "a kubeconfig: add --kubeconfig FILE"})
 	}
 	return nil
 }

@@ -286,7 +286,7 @@ func (d *Document) WrongKind(want string) error {
 	case slices.Contains(d.format.Kinds, d.Kind):
 		p.Msg = fmt.Sprintf("expected a document of kind %s, got one of kind %s", want, d.Kind)
 	default:
-		p.Msg = fmt.Sprintf("unknown kind %q%s; wanted here: %s", d.Kind, DidYouMean(d.Kind, []string{want}), want)
+		p.Msg = fmt.Sprintf("unknown kind %q%s; write %s", d.Kind, DidYouMean(d.Kind, []string{want}), want)
 	}
 	return Problems{p}
 }

@@ -173,7 +173,7 @@ func (r *Runner) mark(e *machine.Env, p Phase, status string, attempts int, err 
 	})
 	switch {
 	case status == ondisk.PhaseRunning && attempts == 1:
-		r.say(e, fmt.Sprintf("%s %s: %s", place, p.Name, p.Doc))
+		r.say(e, fmt.Sprintf("%s %s: started (goal: %s)", place, p.Name, p.Doc))
 	case status == ondisk.PhaseRunning:
 		e.Notify(fmt.Sprintf("STATUS=%s %s (attempt %d)", place, p.Name, attempts))
 		e.Log.Info("trying again", "phase", p.Name, "attempt", attempts)

@@ -34,5 +34,5 @@ func Subcommand(c *cobra.Command, args []string) error {
 	if near := c.SuggestionsFor(args[0]); len(near) > 0 {
 		hint = fmt.Sprintf("; did you mean %q?", near[0])
 	}
-	return Usage(fmt.Errorf("unknown command %q%s; %s --help lists them", args[0], hint, c.CommandPath()))
+	return Usage(fmt.Errorf("unknown command %q%s; %s --help lists the commands", args[0], hint, c.CommandPath()))
 }

@@ -112,7 +112,7 @@ func (a *Span) Set(s string) error {
 // rejected. --force is never listed, because it only permits something.
 type Unused struct {
 	Flags   []string
-	Purpose string // the end of the message: the use of the flags, and the fix
+	Purpose string // the end of the message: what the flags apply to, and the fix
 }
 
 // RejectUnused rejects all unused flags that are set, in one error.
@@ -129,11 +129,11 @@ func RejectUnused(c *cobra.Command, all ...Unused) error {
 		if len(names) == 0 {
 			continue
 		}
-		list, are := names[0], "is"
+		list, apply := names[0], "applies"
 		if last := len(names) - 1; last > 0 {
-			list, are = strings.Join(names[:last], ", ")+" and "+names[last], "are"
+			list, apply = strings.Join(names[:last], ", ")+" and "+names[last], "apply"
 		}
-		errs = append(errs, fmt.Errorf("%s %s for %s", list, are, u.Purpose))
+		errs = append(errs, fmt.Errorf("%s %s only to %s", list, apply, u.Purpose))
 	}
 	if len(errs) == 0 {
 		return nil

@@ -229,7 +229,7 @@ func checkSites(c *cobra.Command, dir string, o mint.SitesOptions) error {
 	}
 	if o.Inventory != "" {
 		return errors.Join(append(errs, cli.RejectUnused(c,
-			cli.Unused{Flags: []string{"output"}, Purpose: "Sites, and --inventory writes one Inventory to the file that it names: choose one"},
+			cli.Unused{Flags: []string{"output"}, Purpose: "single Sites, but --inventory writes one Inventory to the file that it names: choose one"},
 			cli.Unused{Flags: []string{"bootstrap", "absent", "continue-from", "restore"}, Purpose: "control-plane nodes, and an Inventory has none: leave --inventory out"}))...)
 	}
 	if record, err := mint.Load(dir); err == nil && len(record.Recipients) > 0 && o.Output == "" {

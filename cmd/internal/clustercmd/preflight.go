@@ -92,7 +92,7 @@ func (o *preflightFlags) check(c *cobra.Command) error {
 	case o.offline:
 		return cli.RejectUnused(c, cli.Unused{Flags: []string{"kubeconfig", "context", "ship-within"}, Purpose: "checks of the cluster, which --offline leaves out: choose one"})
 	case o.Kubeconfig == "":
-		return cli.RejectUnused(c, cli.Unused{Flags: []string{"context"}, Purpose: "--kubeconfig FILE"})
+		return cli.RejectUnused(c, cli.Unused{Flags: []string{"context"}, Purpose: "a kubeconfig: add --kubeconfig FILE"})
 	}
 	return nil
 }

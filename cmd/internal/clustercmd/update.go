@@ -95,7 +95,7 @@ The command can be killed at any point: run again, it continues.`,
 func (u *updateFlags) check(c *cobra.Command, a []string) error {
 	err := u.checkMode(a)
 	if u.status || u.pause || u.resume || u.stop {
-		return errors.Join(err, cli.RejectUnused(c, cli.Unused{Flags: []string{"rings", "selector", "parallel", "budget", "soak", "window", "no-drain", "drain-timeout", "restart-timeout", "fetch-timeout", "max-bytes", "limit-rate", "image", "auth-file", "from", "retry"}, Purpose: "starting an update: name the image, or omit the flag"}))
+		return errors.Join(err, cli.RejectUnused(c, cli.Unused{Flags: []string{"rings", "selector", "parallel", "budget", "soak", "window", "no-drain", "drain-timeout", "restart-timeout", "fetch-timeout", "max-bytes", "limit-rate", "image", "auth-file", "from", "retry"}, Purpose: "the start of an update: name the image, or omit the flag"}))
 	}
 	if len(u.from) > 0 && !u.dryRun {
 		err = errors.Join(err, cli.Usage(errors.New("--from has an effect only with --dry-run: omit --from, or add --dry-run")))
