@@ -72,7 +72,7 @@ func runCluster(ctx context.Context, out io.Writer, arch string, keep bool) (err
 		vm.EachLine = func(line lab.Line) { d.followAs(vm.Name+"  ", line) }
 		return l.StartVM(ctx, vm)
 	}
-	d.step("Switching the worker on: there is no cluster yet that it could join", "until it reports that")
+	d.step("Switching the worker on before its cluster exists", "until it reports that it waits")
 	shop, err := start(lab.VMConfig{Name: worker, Guest: 1})
 	if err != nil {
 		return err
