@@ -274,7 +274,7 @@ const few = 40
 func (d *Difference) Text(w io.Writer) {
 	fmt.Fprintf(w, "a  %s (%s, plan %.12s)\nb  %s (%s, plan %.12s)\n", d.A.Path, d.A.Name, d.A.Plan, d.B.Path, d.B.Name, d.B.Plan)
 	if d.Equal {
-		fmt.Fprintln(w, "The images are the same except for the slot: no file differs, and both have the same golden digest (edgebake verify compares every byte with it).")
+		fmt.Fprintln(w, "The images are the same (diff does not compare slots): no file differs, and both have the same golden digest (edgebake verify compares every byte with it).")
 		return
 	}
 	changeList(w, "Versions and settings", d.Facts)
@@ -284,7 +284,7 @@ func (d *Difference) Text(w io.Writer) {
 	sizeList(w, "Packages, programs and images by size", d.Groups)
 	sizeList(w, "Files", d.Files)
 	if u := d.Update; u != nil {
-		fmt.Fprintf(w, "\nA machine with a fetches %d bytes to get the system of b, %.1f %% of the image (edgebake update cost).\n", u.Bytes, 100*float64(u.Bytes)/float64(u.Image))
+		fmt.Fprintf(w, "\nA machine with image a fetches %d bytes to update to image b, %.1f %% of the size of b (edgebake update cost).\n", u.Bytes, 100*float64(u.Bytes)/float64(u.Image))
 	}
 	section(w, "Configuration", d.Config, func(c TextChange) string {
 		lines := []string{c.Path}
