@@ -1140,7 +1140,7 @@ func TestSnapshots(t *testing.T) {
 	m.own.short = true
 	m.Now = m.Now.Add(25 * time.Hour)
 	m.bootDone()
-	if !slices.Equal(saved(), all) || !slices.ContainsFunc(m.State().Notes, func(n string) bool { return strings.Contains(n, "no snapshot of etcd") }) {
+	if !slices.Equal(saved(), all) || !slices.ContainsFunc(m.State().Notes, func(n string) bool { return strings.Contains(n, "the daily snapshot of etcd failed") }) {
 		t.Errorf("%v, notes %q", saved(), m.State().Notes)
 	}
 	path, err := controlplane.Snapshot(t.Context(), m.Env())

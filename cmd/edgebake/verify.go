@@ -49,7 +49,7 @@ Without --key it detects damage, but not manipulation: the digest is in the imag
 				by = ", signed by key " + by
 			}
 			if quick {
-				s.Note("%s: not read%s\n", a[0], by)
+				s.Note("%s: contents not verified%s\n", a[0], by)
 				return nil
 			}
 			show := s.Display(false)

@@ -26,7 +26,7 @@ func MaintenancePhase(active *site.Active) run.Phase {
 		Run: func(ctx context.Context, e *machine.Env) error {
 			found, err := maintainEtcd(ctx, e, active.Site)
 			if err != nil {
-				e.Note("etcd could not be maintained: %s", machine.OneLine(err))
+				e.Note("checking and maintaining etcd failed: %s", machine.OneLine(err))
 			}
 			for _, what := range found.Done {
 				e.Log.Info("maintained etcd", "done", what)

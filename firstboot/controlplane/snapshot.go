@@ -196,7 +196,7 @@ func SnapshotPhase(active *site.Active) run.Phase {
 		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
 			all, err := Snapshots(e)
 			if err != nil {
-				e.Note("no snapshot of etcd: %s", machine.OneLine(err))
+				e.Note("the daily snapshot of etcd failed: %s", machine.OneLine(err))
 				return run.Done, nil
 			}
 			if len(all) > 0 {
@@ -214,7 +214,7 @@ func SnapshotPhase(active *site.Active) run.Phase {
 		Run: func(ctx context.Context, e *machine.Env) error {
 			tried = true
 			if path, err := snapshot(ctx, e, active.Site); err != nil {
-				e.Note("no snapshot of etcd: %s", machine.OneLine(err))
+				e.Note("the daily snapshot of etcd failed: %s", machine.OneLine(err))
 			} else {
 				e.Log.Info("saved a snapshot of etcd", "file", path)
 			}
