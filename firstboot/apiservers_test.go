@@ -145,7 +145,7 @@ func TestOneOfTheNewMastersProves(t *testing.T) {
 func (w *world) namedAs(addr string, names ...string) {
 	w.T.Helper()
 	c := w.Cluster
-	m := &worldtest.Cluster{T: w.T, CA: c.CA, Key: c.Key, CAPEM: c.CAPEM, Names: names, TLS: new(tls.Config), Now: c.Now, Down: map[string]bool{}}
+	m := &worldtest.Cluster{T: w.T, CA: c.CA, Key: c.Key, CAPEM: c.CAPEM, Names: names, TLS: new(tls.Config), Now: c.Now}
 	m.Serve(w.T)
 	c.OtherClusters = map[string]*worldtest.Cluster{addr: m}
 }

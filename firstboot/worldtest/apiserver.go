@@ -22,7 +22,7 @@ func (c *Cluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	c.Mu.Lock()
 	defer c.Mu.Unlock()
-	c.requests = append(c.requests, r.URL.Path)
+	c.Requests = append(c.Requests, r.URL.Path)
 	auth := r.Header.Get("Authorization")
 	switch {
 	case auth != "" && (auth != "Bearer "+TestToken || c.TokenRevoked),
@@ -263,7 +263,7 @@ func (c *Cluster) createMarker(w http.ResponseWriter, r *http.Request) {
 		reject(w, http.StatusConflict, "already exists")
 		return
 	}
-	c.ApplyMarker, c.markerMode = made.Data, made.Metadata.Labels[applyingLabel]
+	c.ApplyMarker, c.MarkerMode = made.Data, made.Metadata.Labels[applyingLabel]
 	c.created(w)
 }
 
@@ -287,7 +287,7 @@ func (c *Cluster) marker(w http.ResponseWriter, r *http.Request) {
 	default:
 		labels := map[string]string{}
 		if !c.AllApplied {
-			labels[applyingLabel] = cmp.Or(c.markerMode, "true")
+			labels[applyingLabel] = cmp.Or(c.MarkerMode, "true")
 		}
 		c.answer(w, object{"metadata": object{"labels": labels}, "data": c.ApplyMarker})
 	}

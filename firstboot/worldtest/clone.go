@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"maps"
 	"os"
+	"reflect"
 	"slices"
 	"syscall"
 	"testing"
@@ -29,13 +30,8 @@ func (w *World) Clone(t *testing.T) *World {
 func (w *World) CloneWith(t *testing.T, files []Entry) *World {
 	t.Helper()
 	c := &World{
-		T: t, Root: disktest.Scratch(t), Slots: map[string]*memDevice{}, Units: maps.Clone(w.Units), Started: maps.Clone(w.Started),
-		LoadedConfig: maps.Clone(w.LoadedConfig), DNSRecords: w.DNSRecords, DeadDNSServer: w.DeadDNSServer,
-		Console: slices.Clone(w.Console), Reports: slices.Clone(w.Reports), Now: w.Now, ClockSkew: w.ClockSkew, deadlines: map[time.Time]time.Time{},
-		randoms: w.randoms, Cluster: w.Cluster.clone(t), Joins: w.Joins, JoinError: w.JoinError, NodeAddr: w.NodeAddr,
-		Offline: w.Offline, KubeletLastActive: w.KubeletLastActive, KubeletVersion: w.KubeletVersion, hubJoinConf: w.hubJoinConf, joinConf: w.joinConf, Unregistered: w.Unregistered, KubeletFailsBehindHub: w.KubeletFailsBehindHub, NoNFT: w.NoNFT,
-		KubeletIgnoresFlags: w.KubeletIgnoresFlags, ClockSynced: w.ClockSynced, Unsynced: maps.Clone(w.Unsynced),
-		singleMaster: w.singleMaster, boots: w.boots, Effects: w.Effects, EffectNames: slices.Clone(w.EffectNames), Patience: w.Patience,
+		T: t, Root: disktest.Scratch(t), Slots: map[string]*memDevice{}, Cluster: w.Cluster.clone(t), deadlines: map[time.Time]time.Time{},
+		machineState: cloned(w.machineState), machineSettings: cloned(w.machineSettings),
 	}
 	c.Log.Write(w.Log.Bytes())
 	c.Cluster.Attach(c)
@@ -68,13 +64,32 @@ func (w *World) Fingerprint(t *testing.T, files []Entry) [32]byte {
 	}
 	w.Cluster.Mu.Lock()
 	defer w.Cluster.Mu.Unlock()
-	c := w.Cluster
-	rest, err := json.Marshal([]any{w.Units, w.Started, w.LoadedConfig, w.Now, w.ClockSkew, w.NFTRules, w.randoms, w.Joins, w.KubeletLastActive, w.hubJoinConf, w.Unregistered, w.Unsynced, c.Nodes, c.Down, c.HubServerCSR, c.HubClientCSR, c.NoClusterInfo, c.CreatedSecrets, c.CreatedRBAC, c.ApplyMarker, c.markerMode, c.UploadedConfigs, c.Annotations, c.CreatedPaths, c.AllApplied, c.UpdateLease})
+	rest, err := json.Marshal([]any{w.machineState, w.Cluster.clusterState})
 	if err != nil {
 		t.Fatal(err)
 	}
 	h.Write(rest)
 	return [32]byte(h.Sum(nil))
+}
+
+// cloned returns a copy of a struct that shares none of its maps and slices.
+func cloned[S any](s S) S {
+	v := reflect.ValueOf(&s).Elem()
+	for i := range v.NumField() {
+		switch f := v.Field(i); {
+		case f.Kind() == reflect.Map && !f.IsNil():
+			c := reflect.MakeMapWithSize(f.Type(), f.Len())
+			for k, e := range f.Seq2() {
+				c.SetMapIndex(k, e)
+			}
+			f.Set(c)
+		case f.Kind() == reflect.Slice && !f.IsNil():
+			c := reflect.MakeSlice(f.Type(), f.Len(), f.Len())
+			reflect.Copy(c, f)
+			f.Set(c)
+		}
+	}
+	return s
 }
 
 // Entry is a file, directory or link of a machine.

@@ -33,10 +33,7 @@ func (c *Cluster) clone(t *testing.T) *Cluster {
 	defer c.Mu.Unlock()
 	n := &Cluster{
 		T: t, CA: c.CA, Key: c.Key, CAPEM: c.CAPEM, Pin: c.Pin, Names: c.Names, TLS: c.TLS, Now: c.Now, Issued: c.Issued,
-		Down: maps.Clone(c.Down), Recreations: c.Recreations, ServiceReadDenied: c.ServiceReadDenied, registrations: maps.Clone(c.registrations), Applied: slices.Clone(c.Applied), AllApplied: c.AllApplied, ApplyMarker: maps.Clone(c.ApplyMarker), markerMode: c.markerMode, UploadedConfigs: maps.Clone(c.UploadedConfigs), Annotations: maps.Clone(c.Annotations), CreatedPaths: slices.Clone(c.CreatedPaths), MarkerPatchFails: c.MarkerPatchFails, ApplyFails: c.ApplyFails, unsigned: c.unsigned, TokenRevoked: c.TokenRevoked, Nodes: map[string]*kubeapi.Node{}, NotReady: c.NotReady,
-		HubServerCSR: c.HubServerCSR, HubClientCSR: c.HubClientCSR, NodeRevives: c.NodeRevives, NoRBAC: c.NoRBAC, NoNodePool: c.NoNodePool, NodePoolType: c.NodePoolType,
-		NodeCreationDenied: c.NodeCreationDenied, LabelChangeDenied: c.LabelChangeDenied, NodePoolVersion: c.NodePoolVersion, ConversionFails: c.ConversionFails,
-		requests: slices.Clone(c.requests), NoClusterInfo: c.NoClusterInfo, SignatureStale: c.SignatureStale, KubeletStats: c.KubeletStats, CreatedSecrets: slices.Clone(c.CreatedSecrets), CreatedRBAC: slices.Clone(c.CreatedRBAC), Version: c.Version,
+		clusterState: cloned(c.clusterState), clusterSettings: cloned(c.clusterSettings),
 	}
 	for name, node := range c.Nodes {
 		m := *node
@@ -57,7 +54,7 @@ func (c *Cluster) RequestCounts() map[string]int {
 	c.Mu.Lock()
 	defer c.Mu.Unlock()
 	n := map[string]int{}
-	for _, path := range c.requests {
+	for _, path := range c.Requests {
 		n[path]++
 	}
 	return n
@@ -93,87 +90,18 @@ type Cluster struct {
 	Issued *sync.Map        // client certificates; clones share it
 	Now    func() time.Time // the cluster's clock
 
-	Mu   sync.Mutex
-	Down map[string]bool
+	Mu sync.Mutex
+	clusterState
+	clusterSettings
+
+	// A copy does not have the fields below.
+
 	// OtherClusters maps addresses to the other clusters to which they belong.
 	OtherClusters map[string]*Cluster
-	unsigned      bool
-	TokenRevoked  bool
-	// ReadyzStatus, if not 0, is the status of /readyz.
-	ReadyzStatus int
-	// ServiceCIDRs has the service ranges as objects, ServiceSubnet has them as in kubeadm-config.
-	// Services maps addresses to Services.
-	ServiceCIDRs    []string
-	ServiceSubnet   string
-	Services        map[string]string
-	NoFieldSelector bool // no field selector for addresses
-	// NoAnonymous rejects anonymous requests, as an AuthenticationConfiguration may.
-	NoAnonymous bool
-	Nodes       map[string]*kubeapi.Node
-	NotReady    bool
-	// HubServerCSR is the state of yurthub's request for a server certificate: Approved, Denied or
-	// pending. If there are several requests, it has their states, oldest first, separated by ", ".
-	HubServerCSR string
-	// HubClientCSR is the state of yurthub's request for a client certificate; "" means approved.
-	HubClientCSR string
-	// NodeRevives means that an existing Node turns Ready when its kubelet starts.
-	NodeRevives bool
-	NoRBAC      bool
-	// NoNodePool means that there is no NodePool. NodePoolType is its type, by default Edge.
-	NoNodePool   bool
-	NodePoolType string
-	// NodeCreationDenied means that a webhook denies new Nodes.
-	NodeCreationDenied bool
-	// LabelChangeDenied means that a webhook denies changes of a Node's labels.
-	LabelChangeDenied bool
-	NodePoolVersion   string // served version of NodePools
-	ConversionFails   bool   // the conversion of NodePools fails
-	requests          []string
-	// ServiceReadDenied means that nodes may not read Services.
-	ServiceReadDenied bool
-	// Recreations counts how often the cluster was recreated with the same keys.
-	Recreations int
-	// ExtraCAs has additional CAs in cluster-info (PEM).
-	ExtraCAs []byte
-	// registrations counts the registrations of each Node.
-	registrations map[string]int
-	// SignatureStale means that the signature in cluster-info is still that of a former kubeconfig.
-	SignatureStale bool
-	// UpdateLease may be nil. LeaseRace changes it once, after its next read.
-	UpdateLease *UpdateLease
-	LeaseRace   func(*UpdateLease)
-	// NoClusterInfo means that there is no cluster-info.
-	NoClusterInfo  bool
-	CreatedSecrets []string // created Secrets
-	// Applied has the paths of applied objects. AllApplied means that the marker shows all objects
-	// as applied. ApplyFails rejects one object.
-	Applied    []string
-	AllApplied bool
-	ApplyFails bool
-	// ApplyMarker is the data of the marker; MarkerPatchFails rejects changes of it.
-	ApplyMarker      map[string]string
-	markerMode       string
-	MarkerPatchFails bool
-	// DocumentsNoteFails rejects the annotation about uploaded documents.
-	DocumentsNoteFails bool
-	// UploadedConfigs has the documents that kubeadm has uploaded;
-	// Annotations has those of kubeadm-config.
-	UploadedConfigs, Annotations map[string]string
-	KubeletStats                 string // answer of kubelet on m2 to stats/summary
-	// CreatedPaths has the paths of objects that exist or were created.
-	CreatedPaths []string
-	// DNSObjects has the paths of CoreDNS' existing objects;
-	// DeletedPaths has those that were deleted.
-	DNSObjects, DeletedPaths []string
-	CreatedRBAC              []string // created Roles and RoleBindings in kube-public
-	// Version is the version of the API servers.
-	Version string
-	// Pods are the Pods of the Node PodsNode. EvictedPods has the names of evicted ones. Disrupt
-	// reports whether a disruption budget allows an eviction; nil: always.
-	Pods        []kubeapi.Pod
-	PodsNode    string
-	EvictedPods []string
-	Disrupt     func(name string) bool
+	// LeaseRace changes the UpdateLease once, after its next read.
+	LeaseRace func(*UpdateLease)
+	// Disrupt reports whether a disruption budget allows an eviction; nil: always.
+	Disrupt func(name string) bool
 	// LeaseRenewTime returns when kubelet last renewed the lease of its Node.
 	LeaseRenewTime func() string
 	// KubeletReportTime returns when kubelet last reported.
@@ -189,6 +117,89 @@ type Cluster struct {
 	dialError func(addr string) error
 }
 
+// clusterState is the state of a cluster, which World.CloneWith copies and World.Fingerprint hashes.
+type clusterState struct {
+	Down  map[string]bool
+	Nodes map[string]*kubeapi.Node
+	// HubServerCSR is the state of yurthub's request for a server certificate: Approved, Denied or
+	// pending. If there are several requests, it has their states, oldest first, separated by ", ".
+	HubServerCSR string
+	// HubClientCSR is the state of yurthub's request for a client certificate; "" means approved.
+	HubClientCSR string
+	// NoClusterInfo means that there is no cluster-info.
+	NoClusterInfo  bool
+	CreatedSecrets []string // created Secrets
+	CreatedRBAC    []string // created Roles and RoleBindings in kube-public
+	// ApplyMarker is the data of the marker, and MarkerMode its label.
+	ApplyMarker map[string]string
+	MarkerMode  string
+	// UploadedConfigs has the documents that kubeadm has uploaded;
+	// Annotations has those of kubeadm-config.
+	UploadedConfigs, Annotations map[string]string
+	// CreatedPaths has the paths of objects that exist or were created.
+	CreatedPaths []string
+	// AllApplied means that the marker shows all objects as applied.
+	AllApplied  bool
+	UpdateLease *UpdateLease // may be nil
+}
+
+// clusterSettings has the rest of what World.CloneWith copies of a cluster.
+type clusterSettings struct {
+	unsigned     bool
+	TokenRevoked bool
+	// ReadyzStatus, if not 0, is the status of /readyz.
+	ReadyzStatus int
+	// ServiceCIDRs has the service ranges as objects, ServiceSubnet has them as in kubeadm-config.
+	// Services maps addresses to Services.
+	ServiceCIDRs    []string
+	ServiceSubnet   string
+	Services        map[string]string
+	NoFieldSelector bool // no field selector for addresses
+	// NoAnonymous rejects anonymous requests, as an AuthenticationConfiguration may.
+	NoAnonymous bool
+	NotReady    bool
+	// NodeRevives means that an existing Node turns Ready when its kubelet starts.
+	NodeRevives bool
+	NoRBAC      bool
+	// NoNodePool means that there is no NodePool. NodePoolType is its type, by default Edge.
+	NoNodePool   bool
+	NodePoolType string
+	// NodeCreationDenied means that a webhook denies new Nodes.
+	NodeCreationDenied bool
+	// LabelChangeDenied means that a webhook denies changes of a Node's labels.
+	LabelChangeDenied bool
+	NodePoolVersion   string // served version of NodePools
+	ConversionFails   bool   // the conversion of NodePools fails
+	Requests          []string
+	// ServiceReadDenied means that nodes may not read Services.
+	ServiceReadDenied bool
+	// Recreations counts how often the cluster was recreated with the same keys.
+	Recreations int
+	// ExtraCAs has additional CAs in cluster-info (PEM).
+	ExtraCAs []byte
+	// Registrations counts the registrations of each Node.
+	Registrations map[string]int
+	// SignatureStale means that the signature in cluster-info is still that of a former kubeconfig.
+	SignatureStale bool
+	// Applied has the paths of applied objects. ApplyFails rejects one object.
+	Applied    []string
+	ApplyFails bool
+	// MarkerPatchFails rejects changes of the marker.
+	MarkerPatchFails bool
+	// DocumentsNoteFails rejects the annotation about uploaded documents.
+	DocumentsNoteFails bool
+	KubeletStats       string // answer of kubelet on m2 to stats/summary
+	// DNSObjects has the paths of CoreDNS' existing objects;
+	// DeletedPaths has those that were deleted.
+	DNSObjects, DeletedPaths []string
+	// Version is the version of the API servers.
+	Version string
+	// Pods are the Pods of the Node PodsNode. EvictedPods has the names of evicted ones.
+	Pods        []kubeapi.Pod
+	PodsNode    string
+	EvictedPods []string
+}
+
 // NewCluster makes a cluster. names are added to the API servers' certificate.
 func NewCluster(t *testing.T, names ...string) *Cluster {
 	ca, key := NewCA(t, "kubernetes")
@@ -197,7 +208,8 @@ func NewCluster(t *testing.T, names ...string) *Cluster {
 
 // NewClusterOf makes a cluster with this CA.
 func NewClusterOf(t *testing.T, ca *x509.Certificate, key crypto.Signer, names ...string) *Cluster {
-	c := &Cluster{T: t, Issued: new(sync.Map), Down: map[string]bool{}, Nodes: map[string]*kubeapi.Node{}, NodePoolVersion: "v1beta2", CA: ca, Key: key,
+	c := &Cluster{T: t, Issued: new(sync.Map), CA: ca, Key: key,
+		clusterState: clusterState{Down: map[string]bool{}, Nodes: map[string]*kubeapi.Node{}}, clusterSettings: clusterSettings{NodePoolVersion: "v1beta2"},
 		Names: append([]string{"kubernetes", "192.0.2.11", "192.0.2.12"}, names...), Now: func() time.Time { return WorldStart }}
 	c.CAPEM = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.CA.Raw})
 	c.Pin = kubeapi.Pin(c.CA)
@@ -393,11 +405,11 @@ func (c *Cluster) register(name, joinConf, machineID string) {
 	}
 	n := &kubeapi.Node{}
 	n.Metadata.Name, n.Metadata.UID = name, fmt.Sprint("node-", c.Recreations)
-	if c.registrations == nil {
-		c.registrations = map[string]int{}
+	if c.Registrations == nil {
+		c.Registrations = map[string]int{}
 	}
-	if c.registrations[n.Metadata.UID+name]++; c.registrations[n.Metadata.UID+name] > 1 {
-		n.Metadata.UID += fmt.Sprint("-", c.registrations[n.Metadata.UID+name])
+	if c.Registrations[n.Metadata.UID+name]++; c.Registrations[n.Metadata.UID+name] > 1 {
+		n.Metadata.UID += fmt.Sprint("-", c.Registrations[n.Metadata.UID+name])
 	}
 	n.Status.NodeInfo.MachineID = machineID
 	n.Metadata.Labels = map[string]string{}

@@ -67,8 +67,8 @@ func (w *World) randomness() machine.Randomness {
 	return machine.Randomness{
 		Rand: func() float64 { return 0 },
 		Random: func(n int) []byte {
-			w.randoms++
-			return bytes.Repeat([]byte{w.randoms}, n)
+			w.Randoms++
+			return bytes.Repeat([]byte{w.Randoms}, n)
 		},
 	}
 }

@@ -58,68 +58,28 @@ const (
 // World simulates a machine and its cluster: a directory, with slots and API servers in memory.
 // It counts every effect, and the machine can lose its power before any of them.
 type World struct {
-	T            *testing.T
-	Root         string
-	singleMaster bool // its Sites have only one API server
-	Slots        map[string]*memDevice
-	SlotFiles    map[string]string // additional files on sticks, by "device/name"
-	SlotReads    []string          // devices from which more than the label was read
-	ReadOnly     map[string]bool
-	Units        map[string]string
-	Started      map[string]time.Time
-	clockSteps   map[string]time.Duration // how far the clock was set since a unit's start, by unit
-	// LoadedConfig has the configuration with which each daemon was started, by unit.
-	LoadedConfig map[string]string
-	// DNSRecords maps names in DNS to addresses. DeadDNSServer is the
-	// address of a server that does not answer.
-	DNSRecords    map[string]string
-	DeadDNSServer string
-	Console       []string
-	Log           bytes.Buffer
-	Reports       [][]byte // bodies of reports
-	ReportProxies []string // used for reports
-	Now           time.Time
-	ClockSkew     time.Duration // how far the machine's clock is ahead of the cluster's
+	T       *testing.T
+	Root    string
+	Slots   map[string]*memDevice
+	Log     bytes.Buffer
+	Cluster *Cluster
+	machineState
+	machineSettings
+
+	// A copy does not have the fields below: funcs and servers of this World, and counters of one run.
+
+	SlotReads     []string                 // devices from which more than the label was read
+	clockSteps    map[string]time.Duration // how far the clock was set since a unit's start, by unit
+	ReportProxies []string                 // used for reports
 	// clockAsked counts the calls of BootClock.
-	clockAsked uint64
-	deadlines  map[time.Time]time.Time
-	randoms    byte
-	Cluster    *Cluster
-	// Joins counts the runs of kubeadm join. JoinError, which may be nil, returns the error of the
-	// n-th run.
-	Joins     int
-	JoinError func(n int) error
-	NodeAddr  netip.Addr
-	// ExtraAddrs has the machine's addresses in addition to NodeAddr, which is on eth0.
-	ExtraAddrs        []machine.InterfaceAddr
-	hubHealthServer   Listener
-	Offline           bool
-	KubeletLastActive time.Time // when kubelet was last active
-	// Unregistered means that kubelet has not registered its Node since its start. kubelet
-	// registers only once, so a deleted Node comes back only when kubelet starts again.
-	Unregistered bool
-	HasRoute     bool                // an address and a route exist although the machine is Offline
-	FSUUIDs      map[string][16]byte // of file systems, by device
-	VarUsed      int64               // used bytes of /var (4 GiB), without snapshots of etcd
-	// KubeletVersion is the output of kubelet --version. hubJoinConf is the
-	// JoinConfiguration of a kubelet that uses yurthub.
-	KubeletVersion, hubJoinConf string
-	joinConf                    string // of the last join
-	// KubeletFailsBehindHub means that kubelet is running, but does not reach the cluster through
-	// yurthub.
-	KubeletFailsBehindHub bool
-	NoNFT                 bool   // nft is not installed
-	RejectedKubeletArg    string // argument with which kubelet does not start
-	HealthRefusals        int    // how many connections to kubelet's health port are refused
-	CrashLoop             bool   // with RejectedKubeletArg, kubelet is first healthy, and ends soon after
-	kubeletHealthServer   Listener
-	NFTRules              string // loaded by nft
-	locks                 map[string]bool
-	KubeletIgnoresFlags   bool // its unit does not read kubeadm-flags.env
+	clockAsked          uint64
+	deadlines           map[time.Time]time.Time
+	hubHealthServer     Listener
+	kubeletHealthServer Listener
+	locks               map[string]bool
 	// NetworkWorks reports whether the present network settings work. If it is nil, they do.
 	NetworkWorks func() bool
 	networkMu    sync.Mutex // several connections are tried at once
-	ClockSynced  bool
 	// TimeServerAnswers reports whether a time server has set the clock. If it is nil, ClockSynced
 	// is used.
 	TimeServerAnswers func() bool
@@ -134,17 +94,71 @@ type World struct {
 	// DialOther handles addr.
 	RefuseDial func(addr string) (err error, ours bool)
 
-	boots int // how often the power was switched on after the first time
-
-	Mu          sync.Mutex
-	Effects     int
-	EffectNames []string
-	PowerCutAt  int // number of the first effect that fails; 0: none
-	// Unsynced has the files that were written and not synced.
-	Unsynced     map[string]bool
+	Mu           sync.Mutex
+	PowerCutAt   int // number of the first effect that fails; 0: none
 	PoweredOff   bool
 	Shutdown     context.CancelFunc
 	BeforeEffect func(effect string) // called before each effect
+}
+
+// machineState is the state of a machine apart from its files and slots. CloneWith copies it, and
+// Fingerprint hashes it.
+type machineState struct {
+	Units   map[string]string
+	Started map[string]time.Time
+	// LoadedConfig has the configuration with which each daemon was started, by unit.
+	LoadedConfig map[string]string
+	Now          time.Time
+	ClockSkew    time.Duration // how far the machine's clock is ahead of the cluster's
+	NFTRules     string        // loaded by nft
+	Randoms      byte
+	// Joins counts the runs of kubeadm join.
+	Joins             int
+	KubeletLastActive time.Time // when kubelet was last active
+	// HubJoinConf is the JoinConfiguration of a kubelet that uses yurthub.
+	HubJoinConf string
+	// Unregistered means that kubelet has not registered its Node since its start. kubelet
+	// registers only once, so a deleted Node comes back only when kubelet starts again.
+	Unregistered bool
+	// Unsynced has the files that were written and not synced.
+	Unsynced map[string]bool
+}
+
+// machineSettings has the rest of what CloneWith copies. Fingerprint omits it: these values are the
+// same in all machines of a test that cuts the power, or are only output.
+type machineSettings struct {
+	singleMaster bool              // its Sites have only one API server
+	SlotFiles    map[string]string // additional files on sticks, by "device/name"
+	ReadOnly     map[string]bool
+	// DNSRecords maps names in DNS to addresses. DeadDNSServer is the
+	// address of a server that does not answer.
+	DNSRecords    map[string]string
+	DeadDNSServer string
+	Console       []string
+	Reports       [][]byte // bodies of reports
+	// JoinError, which may be nil, returns the error of the n-th run of kubeadm join.
+	JoinError func(n int) error
+	NodeAddr  netip.Addr
+	// ExtraAddrs has the machine's addresses in addition to NodeAddr, which is on eth0.
+	ExtraAddrs     []machine.InterfaceAddr
+	Offline        bool
+	HasRoute       bool                // an address and a route exist although the machine is Offline
+	FSUUIDs        map[string][16]byte // of file systems, by device
+	VarUsed        int64               // used bytes of /var (4 GiB), without snapshots of etcd
+	KubeletVersion string              // output of kubelet --version
+	joinConf       string              // of the last join
+	// KubeletFailsBehindHub means that kubelet is running, but does not reach the cluster through
+	// yurthub.
+	KubeletFailsBehindHub bool
+	NoNFT                 bool   // nft is not installed
+	RejectedKubeletArg    string // argument with which kubelet does not start
+	HealthRefusals        int    // how many connections to kubelet's health port are refused
+	CrashLoop             bool   // with RejectedKubeletArg, kubelet is first healthy, and ends soon after
+	KubeletIgnoresFlags   bool   // its unit does not read kubeadm-flags.env
+	ClockSynced           bool
+	boots                 int // how often the power was switched on after the first time
+	Effects               int
+	EffectNames           []string
 	// Patience limits how long a run may wait.
 	Patience time.Duration
 }
@@ -168,10 +182,9 @@ var errPower = errors.New("the power is gone")
 func New(t *testing.T, files string, names ...string) *World {
 	t.Helper()
 	w := &World{
-		T: t, Root: disktest.Scratch(t), Units: map[string]string{}, Started: map[string]time.Time{}, LoadedConfig: map[string]string{},
-		Slots: map[string]*memDevice{}, Unsynced: map[string]bool{}, deadlines: map[time.Time]time.Time{},
-		Now: WorldStart, NodeAddr: netip.MustParseAddr("192.0.2.50"),
-		Cluster: NewCluster(t, names...), Patience: 6 * time.Minute, KubeletVersion: "Kubernetes v1.36.3\n",
+		T: t, Root: disktest.Scratch(t), Slots: map[string]*memDevice{}, Cluster: NewCluster(t, names...), deadlines: map[time.Time]time.Time{},
+		machineState:    machineState{Units: map[string]string{}, Started: map[string]time.Time{}, LoadedConfig: map[string]string{}, Unsynced: map[string]bool{}, Now: WorldStart},
+		machineSettings: machineSettings{NodeAddr: netip.MustParseAddr("192.0.2.50"), Patience: 6 * time.Minute, KubeletVersion: "Kubernetes v1.36.3\n"},
 	}
 	w.Cluster.Attach(w)
 	a, err := txtar.ParseFile(files)
@@ -624,7 +637,7 @@ func (w *World) enrolHub() bool {
 	if err != nil {
 		w.T.Fatal(err)
 	}
-	name := nodeNameOf(w.hubJoinConf)
+	name := nodeNameOf(w.HubJoinConf)
 	pem := openyurt.Root + "/pki/yurthub-current.pem"
 	w.PutUnsynced(pem, w.Cluster.Client("system:node:"+name, w.ClusterTime().AddDate(1, 0, 0)))
 	kc, err := kubeapi.NewKubeconfig(kubeapi.Cluster{Server: cl.Server, CAData: cl.CAData}, kubeapi.User{CertFile: pem, KeyFile: pem})
@@ -632,7 +645,7 @@ func (w *World) enrolHub() bool {
 		w.T.Fatal(err)
 	}
 	w.PutUnsynced(openyurt.Identity, string(kc))
-	w.Cluster.Register(name, w.hubJoinConf, strings.TrimSpace(w.Get("/etc/machine-id")))
+	w.Cluster.Register(name, w.HubJoinConf, strings.TrimSpace(w.Get("/etc/machine-id")))
 	return true
 }
 
@@ -797,7 +810,7 @@ func (w *World) kubeadmEnds() error {
 
 // joinThroughHub acts as a kubelet whose first requests go through yurthub.
 func (w *World) joinThroughHub(ctx context.Context, c machine.Cmd, conf string) error {
-	w.hubJoinConf = conf
+	w.HubJoinConf = conf
 	if err := w.kubeadmEnds(); err != nil {
 		return err
 	}
