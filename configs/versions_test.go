@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestExampleVersions checks that the examples and the images of the end-to-end tests use the same
-// versions as messages.
+// TestExampleVersions checks that the examples and the images of the end-to-end tests use the
+// versions that messages suggest.
 func TestExampleVersions(t *testing.T) {
 	version := regexp.MustCompile(`(?m)^(?:  version|kubernetesVersion): "?(v?[0-9.]+)`)
 	allowed := map[string]bool{

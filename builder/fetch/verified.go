@@ -288,8 +288,8 @@ const (
 	coarseStampTime = 2 * time.Second
 )
 
-// unsettled returns for how long a write to a file could still leave the time stamp at unchanged,
-// because the file system's clock has not ticked.
+// unsettled returns how long a write to a file may still leave the file's time stamp (at)
+// unchanged, because the file system's clock has not ticked.
 func unsettled(at, now time.Time) time.Duration {
 	d := stampTime
 	if at.Nanosecond() == 0 {

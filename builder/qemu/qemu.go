@@ -106,8 +106,8 @@ type NIC struct {
 	Forwards []Forward
 }
 
-// Cable connects two cards by two sockets. Own is the path of this card's socket, and Other of the
-// other card's. Either machine may be stopped.
+// Cable connects two cards by two sockets. Own is the path of this card's socket, and Other is the
+// path of the other card's socket. Each machine may run without the other one.
 type Cable struct{ Own, Other string }
 
 // Forward is a forwarded TCP port.

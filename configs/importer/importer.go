@@ -165,8 +165,9 @@ func templateFields(name string, template []byte, o Options) (*yaml.Node, strict
 }
 
 // unsolved removes problems of the template that a column may solve, such as a missing address. If
-// some rows do not solve them, the validation of the Inventory reports these rows. While the header
-// is invalid, a column may solve a problem of any field with subfields.
+// some rows do not solve them, the validation of the Inventory reports these rows. If the header is
+// invalid, the fields of its columns are unknown, so problems of all fields with subfields are
+// removed.
 func (im *importer) unsolved(template strict.Problems) strict.Problems {
 	return slices.DeleteFunc(template, func(p strict.Problem) bool {
 		return p.Missing || !im.headed && hasFields(p.Path) || p.Path != "" && slices.ContainsFunc(im.columns, func(c column) bool {
