@@ -72,6 +72,7 @@ func (d *downloads) client(proxy []string) *http.Client {
 	if t == nil {
 		t = through(proxy)
 		t.IdleConnTimeout = 90 * time.Second
+		t.MaxResponseHeaderBytes = maxHeader
 		// A lost HTTP/2 connection is closed sooner than silence ends, so that the next
 		// attempt does not use it again.
 		t.HTTP2 = &http.HTTP2Config{SendPingTimeout: silence / 4, PingTimeout: silence / 4}
@@ -137,6 +138,10 @@ func checkRedirect(req *http.Request, via []*http.Request) error {
 	}
 	return nil
 }
+
+// maxHeader limits the header of a response, in bytes. A limit of net/http's 10 MB would let a server
+// send far more to a machine with a metered link than the update counts for a request.
+const maxHeader = 32 << 10
 
 // silence is how long a server may send nothing.
 const silence = time.Minute

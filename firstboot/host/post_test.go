@@ -22,6 +22,25 @@ func TestGetKeepsSecrets(t *testing.T) {
 	}
 }
 
+// TestGetLargeHeader checks that a download rejects a response with a large header.
+func TestGetLargeHeader(t *testing.T) {
+	size := 0
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("X", strings.Repeat("x", size))
+	}))
+	defer s.Close()
+	var d downloads
+	for _, size = range []int{maxHeader / 2, 2 * maxHeader} {
+		resp, err := d.get(t.Context(), s.URL, http.Header{}, nil)
+		if (err == nil) != (size < maxHeader) {
+			t.Errorf("a header of %d bytes: %v", size, err)
+		}
+		if err == nil {
+			resp.Body.Close()
+		}
+	}
+}
+
 // TestPostKeepsSecrets checks that the error of sending a report contains neither the URL of a
 // redirect nor the query of the requested URL.
 func TestPostKeepsSecrets(t *testing.T) {
