@@ -47,10 +47,23 @@ type rolloutMark struct {
 
 // resumed returns the mark of a Node after a pause that ends now. The time limits begin again.
 func (m rolloutMark) resumed(now time.Time) rolloutMark {
-	now = now.UTC().Truncate(time.Second)
 	for _, begun := range []*time.Time{&m.Given, &m.Drain, &m.Released} {
 		if m.Result == "" && !begun.IsZero() {
-			*begun = now
+			*begun = now.UTC().Truncate(time.Second)
+		}
+	}
+	return m
+}
+
+// clockError is the difference of two computers' clocks that does not count as a wrong clock.
+const clockError = time.Minute
+
+// corrected returns the mark without times in the future, which a clock that was ahead has left. With
+// them, a ring would soak until that time.
+func (m rolloutMark) corrected(now time.Time) rolloutMark {
+	for _, at := range []*time.Time{&m.Given, &m.Drain, &m.Released, &m.Ended} {
+		if at.Sub(now) > clockError {
+			*at = now.UTC().Truncate(time.Second)
 		}
 	}
 	return m
@@ -387,6 +400,7 @@ const (
 	actWithdraw = "withdraw" // remove the order, uncordon
 	actUndrain  = "undrain"  // uncordon, but leave the order
 	actRetry    = "retry"    // forget the result
+	actCorrect  = "correct"  // replace times in the future
 )
 
 type rolloutAct struct {
@@ -620,6 +634,8 @@ func (r *Rollout) ring(rings [][]*updateNode, now time.Time) (ring []*updateNode
 // atBegin returns the action that a Node needs when the command starts; "" for none.
 func (r *Rollout) atBegin(n *updateNode, now time.Time) string {
 	switch {
+	case r.ours(n) && n.mark.corrected(now) != n.mark:
+		return actCorrect
 	case r.state(n) == UpdateDraining && now.Sub(n.mark.Drain) > r.Drain:
 		return actUndrain // an earlier run was killed: nothing has drained this node since
 	case r.replaced(n), r.Retry && r.state(n) == UpdateFailed && !r.runs(n):
@@ -666,6 +682,8 @@ func (r *Rollout) patchOf(a rolloutAct, now time.Time) map[string]any {
 		uncordon()
 		m.Given, m.Drain, m.Released = time.Time{}, time.Time{}, time.Time{}
 		annotations[order.AnnotationOrder] = nil
+	case actCorrect:
+		m = m.corrected(now)
 	case actRetry:
 		m = rolloutMark{Golden: m.Golden, Try: m.Try + 1}
 		annotations[order.AnnotationOrder] = nil

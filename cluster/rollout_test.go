@@ -487,6 +487,29 @@ func TestRolloutKilledInDrain(t *testing.T) {
 	f.clean()
 }
 
+// TestRolloutClock checks that a mark from a computer whose clock was a year ahead delays no ring.
+func TestRolloutClock(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.add(fleettest.Works, map[string]string{"ring": "canary"}, "c-1")
+	f.add(fleettest.Works, map[string]string{"ring": "shops"}, "s-1")
+	r := rollout(func(r *Rollout) { r.Soak = time.Second })
+	r.Rings, _ = Rings("ring=canary,shops")
+	if err := f.update(t.Context(), rollout(func(r *Rollout) { r.Rings = selector(t, "ring=canary") })); err != nil {
+		t.Fatal(err)
+	}
+	b, err := json.Marshal(rolloutMark{Golden: r.Order.Golden, Ended: time.Now().AddDate(1, 0, 0), Result: UpdateDone})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Annotate("c-1", fleettest.Object{annotationRollout: string(b)})
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if err := f.update(ctx, r); err != nil || len(f.updated()) != 2 {
+		t.Errorf("%v, updated %q", err, f.updated())
+	}
+}
+
 // TestRolloutPaused checks that a pause that is longer than the time limits fails no node.
 func TestRolloutPaused(t *testing.T) {
 	t.Parallel()
