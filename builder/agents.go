@@ -69,7 +69,7 @@ func (b *resolver) resolveAgents(ctx context.Context) error {
 // source tree around the current directory, the directory of the running edgebake, and the module
 // proxy, in this order.
 func Program(ctx context.Context, name, arch string, o Options) ([]byte, error) {
-	b := &building{Options: o, arch: arch}
+	b := &buildEnv{Options: o, arch: arch}
 	o.Cache.Until(ctx)
 	sha, err := b.agent(ctx, name)
 	if r, ok := agentRecipe(o, name, arch); ok && errors.Is(err, errNoAgent) {
@@ -111,7 +111,7 @@ const packaged = "../lib/edgebake"
 
 // agent puts one of edgebake's programs into the cache. It tries edgebake's package, the source
 // tree around the current directory, and the directory of the running edgebake, in this order.
-func (b *building) agent(ctx context.Context, name string) (string, error) {
+func (b *buildEnv) agent(ctx context.Context, name string) (string, error) {
 	dir, err := ownDir()
 	if err != nil {
 		return "", fmt.Errorf("looking for %s next to edgebake: %w", name, err)
@@ -135,7 +135,7 @@ func (b *building) agent(ctx context.Context, name string) (string, error) {
 }
 
 // importProgram imports a file into the cache if it is a program for the image's architecture.
-func (b *building) importProgram(ctx context.Context, path string) (string, error) {
+func (b *buildEnv) importProgram(ctx context.Context, path string) (string, error) {
 	if got := elfArch(path); got != b.arch {
 		return "", fmt.Errorf("reading %s: not a program for %s: install edgebake's package again", path, b.arch)
 	}
@@ -176,7 +176,7 @@ func sourceTree() (string, bool) {
 // go's env file, so CompileProgram also checks that GOEXPERIMENT is empty.
 var agentEnv = []string{"GOOS=linux", "CGO_ENABLED=0", "GOFLAGS=-mod=readonly", "GOWORK=off", "GOEXPERIMENT=", "GOAMD64=v1", "GOARM64=v8.0", "GOFIPS140=off"}
 
-func (b *building) compileAgent(ctx context.Context, name, src string) (string, error) {
+func (b *buildEnv) compileAgent(ctx context.Context, name, src string) (string, error) {
 	s := b.step(name, "compiling from the source tree")
 	defer s.done()
 	tmp, err := b.Cache.TempDir()
@@ -209,7 +209,7 @@ func (b *building) compileAgent(ctx context.Context, name, src string) (string, 
 }
 
 // copyBlob copies a blob to a file.
-func (b *building) copyBlob(sha, path string) error {
+func (b *buildEnv) copyBlob(sha, path string) error {
 	from, err := b.Cache.OpenBlob(sha)
 	if err != nil {
 		return err

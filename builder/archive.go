@@ -45,7 +45,7 @@ Debug::NoLocking "true";
 // defaultMirror is the Debian mirror that mmdebstrap uses.
 const defaultMirror = "http://deb.debian.org/debian"
 
-func (b *building) newAptIndex(r debianRecipe) (*aptIndex, error) {
+func (b *buildEnv) newAptIndex(r debianRecipe) (*aptIndex, error) {
 	dir, err := b.Cache.TempDir()
 	if err != nil {
 		return nil, err

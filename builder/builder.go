@@ -87,9 +87,9 @@ const (
 	StateDone     = "done"
 )
 
-// building is the state of one image's build. Its methods report events and timings, and read local
+// buildEnv is the state of one image's build. Its methods report events and timings, and read local
 // files.
-type building struct {
+type buildEnv struct {
 	Options
 	arch  string
 	begun time.Time  // for the report's timings only
@@ -98,8 +98,8 @@ type building struct {
 	kept  error // a LeftoverError
 }
 
-func newBuilding(ctx context.Context, arch string, o Options) *building {
-	r := &building{Options: o, arch: arch, begun: now()}
+func newBuildEnv(ctx context.Context, arch string, o Options) *buildEnv {
+	r := &buildEnv{Options: o, arch: arch, begun: now()}
 	if o.Cache != nil {
 		o.Cache.Until(ctx)
 		if o.Locked {
@@ -117,7 +117,7 @@ func (e *LeftoverError) Error() string { return e.Err.Error() }
 func (e *LeftoverError) Unwrap() error { return e.Err }
 
 // keep records for the LeftoverError that something could not be removed.
-func (r *building) keep(err error) {
+func (r *buildEnv) keep(err error) {
 	if err == nil {
 		return
 	}
@@ -127,21 +127,21 @@ func (r *building) keep(err error) {
 }
 
 // watchCache reports damaged files in the cache as warnings of this build.
-func (r *building) watchCache() {
+func (r *buildEnv) watchCache() {
 	r.Cache.OnDamage(func(sha string) {
 		r.event(Event{Step: "cache", State: StateWarning, Text: fmt.Sprintf("cached input %.12s was damaged and is fetched or made again", sha)})
 	})
 }
 
 // path resolves a path of the Image document, which is relative to the document's directory.
-func (r *building) path(p string) string {
+func (r *buildEnv) path(p string) string {
 	if filepath.IsAbs(p) {
 		return p
 	}
 	return filepath.Join(r.Dir, p)
 }
 
-func (r *building) event(e Event) {
+func (r *buildEnv) event(e Event) {
 	if r.Events == nil {
 		return
 	}
@@ -153,7 +153,7 @@ func (r *building) event(e Event) {
 
 // step reports the progress of one part of a build.
 type step struct {
-	r     *building
+	r     *buildEnv
 	name  string
 	start time.Time
 }
@@ -167,7 +167,7 @@ type StepTime struct {
 	Seconds float64 `json:"seconds"`
 }
 
-func (r *building) step(name, text string) *step {
+func (r *buildEnv) step(name, text string) *step {
 	r.event(Event{Step: name, State: StateStart, Text: text})
 	return &step{r: r, name: name, start: now()}
 }
@@ -211,14 +211,14 @@ func (s *step) Write(p []byte) (int, error) {
 }
 
 // importNamed imports a file that the Image names into the cache. It may be missing.
-func (r *building) importNamed(ctx context.Context, path, want string) (string, error) {
+func (r *buildEnv) importNamed(ctx context.Context, path, want string) (string, error) {
 	sha, err := r.importFile(ctx, r.path(path), want)
 	return sha, notThere(err)
 }
 
 // importFile imports a local file into the cache. An unchanged file (same inode, size and
 // change time) is not read again, unless the build is locked.
-func (r *building) importFile(ctx context.Context, path, want string) (string, error) {
+func (r *buildEnv) importFile(ctx context.Context, path, want string) (string, error) {
 	if want != "" && r.Cache.Has(want) {
 		return want, nil
 	}
@@ -245,7 +245,7 @@ func (r *building) importFile(ctx context.Context, path, want string) (string, e
 }
 
 // packDir packs a directory that the Image names as a tar file in the cache.
-func (r *building) packDir(ctx context.Context, dir string, date time.Time) (string, error) {
+func (r *buildEnv) packDir(ctx context.Context, dir string, date time.Time) (string, error) {
 	return r.Cache.Import(ctx, func(ctx context.Context, w io.Writer) error {
 		return tree.PackDir(ctx, w, r.path(dir), date)
 	})

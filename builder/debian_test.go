@@ -320,7 +320,7 @@ func TestScratchAndApt(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer cache.Close()
-	b := &executor{building: &building{Options: Options{Cache: cache}}, plan: &plan.Plan{Keyrings: []string{"site.asc"}}}
+	b := &executor{buildEnv: &buildEnv{Options: Options{Cache: cache}}, plan: &plan.Plan{Keyrings: []string{"site.asc"}}}
 	sha, _, err := b.Cache.Put(t.Context(), "", strings.NewReader("key"))
 	if err != nil {
 		t.Fatal(err)

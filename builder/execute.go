@@ -17,6 +17,7 @@ import (
 	"github.com/edgebake/edgebake/builder/images"
 	"github.com/edgebake/edgebake/builder/plan"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/bytesize"
 	"github.com/edgebake/edgebake/configs/joined"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/file"
@@ -84,7 +85,7 @@ func (j Job) start(ctx context.Context) (*executor, error) {
 	if err != nil {
 		return nil, err
 	}
-	e, err := newExecutor(b.building, p)
+	e, err := newExecutor(b.buildEnv, p)
 	if err != nil {
 		return nil, err
 	}
@@ -110,7 +111,7 @@ func forEachJob(ctx context.Context, jobs []Job, f func(i int, j Job) error) err
 
 // executor builds the image of one plan.
 type executor struct {
-	*building
+	*buildEnv
 	plan    *plan.Plan     // never modified
 	img     *configs.Image // from the plan, for rendering
 	date    time.Time
@@ -134,7 +135,7 @@ type executor struct {
 // render other files than the edgebake that made the plan.
 func openPlan(ctx context.Context, p *plan.Plan, o Options) (*executor, error) {
 	o.Locked = true
-	b, err := newExecutor(newBuilding(ctx, p.Arch, o), p)
+	b, err := newExecutor(newBuildEnv(ctx, p.Arch, o), p)
 	if err != nil {
 		return nil, err
 	}
@@ -152,13 +153,13 @@ func openPlan(ctx context.Context, p *plan.Plan, o Options) (*executor, error) {
 	return b, nil
 }
 
-func newExecutor(r *building, p *plan.Plan) (*executor, error) {
+func newExecutor(r *buildEnv, p *plan.Plan) (*executor, error) {
 	img, err := imageOf(p)
 	if err != nil {
 		return nil, err
 	}
 	return &executor{
-		building: r, plan: p, img: img, date: time.Unix(p.SourceDate, 0).UTC(), bound: r.Locked,
+		buildEnv: r, plan: p, img: img, date: time.Unix(p.SourceDate, 0).UTC(), bound: r.Locked,
 		origins: originsOf(p, len(img.Files), r.Base), inputs: maps.Clone(p.Inputs),
 	}, nil
 }
@@ -227,7 +228,7 @@ func (b *executor) execute(ctx context.Context) (*Result, error) {
 func ExportBase(ctx context.Context, p *plan.Plan, o Options, path string) error {
 	only := p.With(map[string]plan.Input{inputBase: p.Inputs[inputBase]})
 	only.Layers, only.Images = nil, nil
-	b, err := newExecutor(newBuilding(ctx, p.Arch, o), only)
+	b, err := newExecutor(newBuildEnv(ctx, p.Arch, o), only)
 	if err != nil {
 		return err
 	}
@@ -366,7 +367,7 @@ func (b *executor) bakeImages(ctx context.Context, containerd string) (*images.R
 	if len(b.plan.Images) == 0 {
 		return &images.Result{}, nil
 	}
-	o := imageOptions(b.building, b.img, b.plan)
+	o := imageOptions(b.buildEnv, b.img, b.plan)
 	o.ContainerdVersion = containerd
 	if b.img.ImageStore.Mode == "import" {
 		return images.Archives(ctx, b.Cache, b.plan.Images, o)
@@ -374,7 +375,7 @@ func (b *executor) bakeImages(ctx context.Context, containerd string) (*images.R
 	return images.Bake(ctx, b.Cache, b.plan.Images, o)
 }
 
-func imageOptions(r *building, img *configs.Image, p *plan.Plan) images.Options {
+func imageOptions(r *buildEnv, img *configs.Image, p *plan.Plan) images.Options {
 	return images.Options{
 		Arch:       p.Arch,
 		KeepLayers: img.ImageStore.KeepLayers || img.ImageStore.Mode == "import",
@@ -478,8 +479,8 @@ func (b *executor) checkSpace(l *disk.Layout) {
 		return
 	}
 	b.event(Event{Step: "write", State: StateWarning, Text: fmt.Sprintf(
-		"the root file system has %d MiB, but machines flashed with earlier images have space for %d MiB and will reject this image as an update: make the root file system smaller or, if all these machines will be flashed again, remove rootRoom from the lock",
-		root.FSSize>>20, b.RootRoom>>20)})
+		"the root file system has %s, but machines flashed with earlier images have space for %s and will reject this image as an update: make the root file system smaller or, if all these machines will be flashed again, remove rootRoom from the lock",
+		bytesize.MiB(root.FSSize), bytesize.MiB(b.RootRoom))})
 }
 
 // write computes the layout and writes the disk. image.json on the ESP describes the layout, which

@@ -88,7 +88,7 @@ func (b *resolver) resolveImages(ctx context.Context) error {
 func (b *resolver) pinImages(ctx context.Context, wanted []configs.ContainerImage) ([]images.Pinned, error) {
 	for _, i := range wanted {
 		if i.Digest == "" {
-			return images.Resolve(ctx, b.Cache, wanted, imageOptions(b.building, b.img, b.plan))
+			return images.Resolve(ctx, b.Cache, wanted, imageOptions(b.buildEnv, b.img, b.plan))
 		}
 	}
 	key, err := canonical(wanted)
@@ -113,7 +113,7 @@ func (b *resolver) pinImages(ctx context.Context, wanted []configs.ContainerImag
 // pinOnce looks up the images, unless the cache already has the result.
 func (b *resolver) pinOnce(ctx context.Context, recipe string, wanted []configs.ContainerImage) ([]images.Pinned, error) {
 	sha, err := b.Cache.Make(ctx, recipe, func(ctx context.Context, w io.Writer) error {
-		pinned, err := images.Resolve(ctx, b.Cache, wanted, imageOptions(b.building, b.img, b.plan))
+		pinned, err := images.Resolve(ctx, b.Cache, wanted, imageOptions(b.buildEnv, b.img, b.plan))
 		if err != nil {
 			return err
 		}
@@ -168,7 +168,7 @@ func (b *resolver) resolveOCI(ctx context.Context, src configs.OCISource) error 
 		b.add(origin{field: "base.oci"}, inputBase, in, &plan.Layer{})
 		return nil
 	}
-	p, err := pinOCI(ctx, b.building, i, imageOptions(b.building, b.img, b.plan))
+	p, err := pinOCI(ctx, b.buildEnv, i, imageOptions(b.buildEnv, b.img, b.plan))
 	if err != nil {
 		return err
 	}
@@ -180,7 +180,7 @@ func (b *resolver) resolveOCI(ctx context.Context, src configs.OCISource) error 
 	return nil
 }
 
-func pinOCI(ctx context.Context, r *building, i configs.ContainerImage, o images.Options) (images.Pinned, error) {
+func pinOCI(ctx context.Context, r *buildEnv, i configs.ContainerImage, o images.Options) (images.Pinned, error) {
 	if i.Ref == "" {
 		i.Ref = images.Sole
 	}
@@ -212,8 +212,8 @@ func (b *executor) makeOCI(ctx context.Context, in plan.Input) (string, error) {
 	if i.Digest == "" {
 		i.Digest = in.Digest
 	}
-	o := imageOptions(b.building, b.img, b.plan)
-	p, err := pinOCI(ctx, b.building, i, o)
+	o := imageOptions(b.buildEnv, b.img, b.plan)
+	p, err := pinOCI(ctx, b.buildEnv, i, o)
 	if err != nil {
 		return "", err
 	}

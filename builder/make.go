@@ -65,7 +65,7 @@ func (b *executor) fetchImages(ctx context.Context) error {
 		return nil
 	}
 	s := b.step("images", configs.Count(len(b.plan.Images), "container image"))
-	o := imageOptions(b.building, b.img, b.plan)
+	o := imageOptions(b.buildEnv, b.img, b.plan)
 	o.Progress = func(p images.Progress) { s.log(fmt.Sprintf("layer %d of %d: %s", p.Done, p.Total, p.Ref)) }
 	if err := images.Fetch(ctx, b.Cache, b.plan.Images, o); err != nil {
 		return b.origins.place(err)
@@ -185,7 +185,7 @@ func (b *executor) missingTools(ctx context.Context, compile, rest []string) err
 }
 
 // compiledBy returns the Go release that compiled a program in the cache.
-func (b *building) compiledBy(sha string) (string, error) {
+func (b *buildEnv) compiledBy(sha string) (string, error) {
 	f, err := b.Cache.OpenBlob(sha)
 	if err != nil {
 		return "", err
@@ -317,11 +317,11 @@ func (b *executor) makeInput(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	s := b.step(name, b.making(in, compiled))
+	s := b.step(name, b.stepText(in, compiled))
 	var sha string
 	switch {
 	case name == inputBase && b.Base != "":
-		sha, err = b.giveBase(ctx, &in)
+		sha, err = b.importBase(ctx, &in)
 	case compiled != "":
 		sha = compiled
 	default:
@@ -363,8 +363,8 @@ func (b *executor) compiled(ctx context.Context, in plan.Input) (string, error) 
 	return made[r.Packages[0]], nil
 }
 
-// making returns the text for the step of an input.
-func (b *executor) making(in plan.Input, compiled string) string {
+// stepText returns the text for the step of an input.
+func (b *executor) stepText(in plan.Input, compiled string) string {
 	switch {
 	case compiled != "":
 		return "cached"
@@ -452,7 +452,7 @@ func (b *executor) compare(s *step, name string, in plan.Input, sha, compiledBy 
 	}
 	binding := b.bound || in.Make == ""
 	if binding && name == inputBase && b.Base != "" {
-		return b.otherBase(in, sha)
+		return b.wrongBase(in, sha)
 	}
 	if binding {
 		pinned := "the lock has"
@@ -469,9 +469,9 @@ func (b *executor) compare(s *step, name string, in plan.Input, sha, compiledBy 
 	return nil
 }
 
-// giveBase imports the file of --base and returns its digest for the plan. A compressed and an
+// importBase imports the file of --base and returns its digest for the plan. A compressed and an
 // uncompressed file of the same base have the same digest in the plan.
-func (b *executor) giveBase(ctx context.Context, in *plan.Input) (sha string, err error) {
+func (b *executor) importBase(ctx context.Context, in *plan.Input) (sha string, err error) {
 	file, err := b.importFile(ctx, b.Base, "")
 	if err != nil {
 		return "", err
@@ -492,8 +492,8 @@ func (b *executor) giveBase(ctx context.Context, in *plan.Input) (sha string, er
 	return b.given, nil
 }
 
-// otherBase returns the error for a --base that differs from the base in the Image, lock or plan.
-func (b *executor) otherBase(in plan.Input, sha string) error {
+// wrongBase returns the error for a --base that differs from the base in the Image, lock or plan.
+func (b *executor) wrongBase(in plan.Input, sha string) error {
 	switch {
 	case b.doc == nil:
 		return fmt.Errorf("the SHA-256 of the base (uncompressed) is %s, but the plan has %s: use the base that was exported with this plan", sha, in.SHA256)

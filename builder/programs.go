@@ -184,7 +184,7 @@ func (b *resolver) resolveRelease(ctx context.Context, field, name, url string, 
 
 var hexDigest = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-func (b *building) publishedDigest(ctx context.Context, url string) (string, error) {
+func (b *buildEnv) publishedDigest(ctx context.Context, url string) (string, error) {
 	var errs []error
 	for _, ext := range sidecars {
 		sha, err := fetch.Head(ctx, b.Cache, url+ext, maxSidecar)

@@ -15,6 +15,7 @@ import (
 	"github.com/edgebake/edgebake/builder/images"
 	"github.com/edgebake/edgebake/builder/plan"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/bytesize"
 	"github.com/edgebake/edgebake/configs/forms"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/tree"
@@ -51,7 +52,7 @@ func Resolve(ctx context.Context, img *configs.Image, o Options) (*plan.Plan, er
 
 // resolver makes the plan of one Image.
 type resolver struct {
-	*building
+	*buildEnv
 	img     *configs.Image
 	date    time.Time
 	plan    *plan.Plan
@@ -65,7 +66,7 @@ func newResolver(ctx context.Context, img *configs.Image, o Options) (*resolver,
 	}
 	date := img.SourceTime()
 	return &resolver{
-		building: newBuilding(ctx, img.Arch, o), img: img, date: date, origins: origins{},
+		buildEnv: newBuildEnv(ctx, img.Arch, o), img: img, date: date, origins: origins{},
 		plan: &plan.Plan{
 			Version:    plan.Version,
 			Name:       img.Name,
@@ -268,7 +269,7 @@ func partitions(img *configs.Image) ([]plan.Partition, error) {
 		return nil, err
 	}
 	if root != 0 && root <= minRootHead { // the contents are not known yet
-		return nil, fieldError("disk.root", fmt.Errorf("%s is too small, since %d MiB must stay free: increase it, or remove it to have it computed", img.Disk.Root, int64(minRootHead)>>20))
+		return nil, fieldError("disk.root", fmt.Errorf("%s is too small, since %s must stay free: increase it, or remove it to have it computed", img.Disk.Root, bytesize.MiB(minRootHead)))
 	}
 	// Both roots have the same size, since updates alternate between them. A size in the Image is
 	// used unchanged.

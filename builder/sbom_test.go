@@ -62,7 +62,7 @@ func TestSBOMDoesNotTellWhereFrom(t *testing.T) {
 	var ids []string
 	var docs []*spdx.Document
 	for _, in := range []plan.Input{{SHA256: sha}, {SHA256: sha, Make: "go", Recipe: recipe}} {
-		b := &executor{building: &building{Options: Options{Cache: c}}, inputs: map[string]plan.Input{"agent": in}}
+		b := &executor{buildEnv: &buildEnv{Options: Options{Cache: c}}, inputs: map[string]plan.Input{"agent": in}}
 		b.plan = &plan.Plan{Inputs: b.inputs, Layers: []plan.Layer{{Name: "agent", Input: "agent", Path: "usr/bin/agent"}}}
 		id, err := b.plan.ID()
 		if err != nil {

@@ -13,7 +13,7 @@ import (
 // searches the file for the version, because a program for another processor cannot be run. The
 // file is blob sha, called name in messages; field is the Image's field with the version. Other
 // programs pass.
-func (b *building) checkVersion(sha, name, field, version string) error {
+func (b *buildEnv) checkVersion(sha, name, field, version string) error {
 	f, err := b.Cache.OpenBlob(sha)
 	if err != nil {
 		return err

@@ -1,7 +1,7 @@
 package cluster
 
 // Check is the result of one check of a cluster or of documents, with a fix if the check failed.
-// Preflight, Verify, Endings and DocumentChecks return Checks.
+// Preflight, Verify, ExpiryChecks and DocumentChecks return Checks.
 type Check struct {
 	Name string `json:"name"`
 	// Site is the checked Site; empty: the check concerns the cluster or all Sites.

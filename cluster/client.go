@@ -175,14 +175,14 @@ func describe(r schema.GroupVersionResource, namespace, name string) string {
 	return s
 }
 
-// reworded replaces the text of an error.
-type reworded struct {
+// rewordedError replaces the text of an error.
+type rewordedError struct {
 	text string
 	err  error
 }
 
-func (r *reworded) Error() string { return r.text }
-func (r *reworded) Unwrap() error { return r.err }
+func (r *rewordedError) Error() string { return r.text }
+func (r *rewordedError) Unwrap() error { return r.err }
 
 // explain adds the meaning and the fix to the error of a request.
 func (c *Client) explain(doing string, err error) error {
@@ -200,12 +200,12 @@ func (c *Client) explain(doing string, err error) error {
 	case errors.Is(err, context.Canceled):
 		return err
 	case apierrors.IsUnauthorized(err):
-		return &reworded{fmt.Sprintf("%s: %s does not accept the kubeconfig's credentials: they have expired, or belong to another cluster", doing, c.Server()), err}
+		return &rewordedError{fmt.Sprintf("%s: %s does not accept the kubeconfig's credentials: they have expired, or belong to another cluster", doing, c.Server()), err}
 	case apierrors.IsForbidden(err):
 		return fmt.Errorf("%s: the kubeconfig's user has no permission: %w", doing, err)
 	case errors.As(err, &unknown), errors.As(err, &host), errors.As(err, &invalid):
 		// The error quotes the names of an untrusted certificate.
-		return &reworded{fmt.Sprintf("%s: verifying the certificate of %s: %s; the kubeconfig belongs to another cluster, or the address to another server",
+		return &rewordedError{fmt.Sprintf("%s: verifying the certificate of %s: %s; the kubeconfig belongs to another cluster, or the address to another server",
 			doing, c.Server(), printable.Short(err.Error(), 300)), err}
 	case errors.As(err, &network), errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
 		return fmt.Errorf("%s: %s does not answer: %w", doing, c.Server(), err)
@@ -215,19 +215,19 @@ func (c *Client) explain(doing string, err error) error {
 	return fmt.Errorf("%s: %w", doing, err)
 }
 
-// right is a permission that a request needs.
-type right struct {
+// permission is one that a request needs.
+type permission struct {
 	verb      string
 	resource  schema.GroupVersionResource
 	namespace string
 	name      string
 }
 
-func (r right) String() string { return r.verb + " " + describe(r.resource, r.namespace, r.name) }
+func (r permission) String() string { return r.verb + " " + describe(r.resource, r.namespace, r.name) }
 
-// missing returns the rights that the client does not have.
-func (c *Client) missing(ctx context.Context, rights []right) ([]right, error) {
-	var lacks []right
+// missingPermissions returns the permissions that the client does not have.
+func (c *Client) missingPermissions(ctx context.Context, rights []permission) ([]permission, error) {
+	var lacks []permission
 	for _, r := range rights {
 		group := r.resource.Group
 		resource, subresource, _ := strings.Cut(r.resource.Resource, "/")
@@ -248,9 +248,9 @@ func (c *Client) missing(ctx context.Context, rights []right) ([]right, error) {
 	return lacks, nil
 }
 
-// need returns an error that lists all missing rights, or nil if there are none.
-func (c *Client) need(ctx context.Context, doing string, rights ...right) error {
-	lacks, err := c.missing(ctx, rights)
+// requirePermissions returns an error that lists all missing rights, or nil if there are none.
+func (c *Client) requirePermissions(ctx context.Context, doing string, rights ...permission) error {
+	lacks, err := c.missingPermissions(ctx, rights)
 	if err != nil {
 		return fmt.Errorf("%s: %w", doing, err)
 	}

@@ -38,7 +38,7 @@ type desiredObject struct {
 }
 
 // desired returns the objects that this cluster needs.
-func (c *Client) desired(ctx context.Context, w Wanted) ([]desiredObject, error) {
+func (c *Client) desired(ctx context.Context, w PrepareOptions) ([]desiredObject, error) {
 	masters, err := c.masters(ctx)
 	if err != nil {
 		return nil, err
@@ -79,8 +79,8 @@ func (c *Client) poolVersion(ctx context.Context) (string, error) {
 	return "", nil
 }
 
-// exactly returns a change that sets every field of obj, except metadata, to obj's value.
-func exactly(obj map[string]any) func(map[string]any) (map[string]any, error) {
+// replaceFields returns a change that sets every field of obj, except metadata, to obj's value.
+func replaceFields(obj map[string]any) func(map[string]any) (map[string]any, error) {
 	return func(is map[string]any) (map[string]any, error) {
 		if is == nil {
 			return obj, nil
@@ -126,11 +126,11 @@ func bindNodes(kind, name string) map[string]any {
 func mastersObjects(masters []string) []desiredObject {
 	const name, why = mastersName, "nodes learn of new masters (ipvs.learnMasters)"
 	return []desiredObject{
-		{configMaps, publicNamespace, name, why, "", exactly(map[string]any{"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"name": name, "namespace": publicNamespace},
+		{configMaps, publicNamespace, name, why, "", replaceFields(map[string]any{"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"name": name, "namespace": publicNamespace},
 			"data": map[string]any{"masters": strings.Join(masters, "\n") + "\n"}})},
-		{roles, publicNamespace, name, why, "", exactly(rbac("Role", publicNamespace, name, map[string]any{"rules": []any{
+		{roles, publicNamespace, name, why, "", replaceFields(rbac("Role", publicNamespace, name, map[string]any{"rules": []any{
 			map[string]any{"apiGroups": anyList(""), "resources": anyList("configmaps"), "resourceNames": anyList(name), "verbs": anyList("get")}}}))},
-		{roleBindings, publicNamespace, name, why, "", exactly(rbac("RoleBinding", publicNamespace, name, bindNodes("Role", name)))},
+		{roleBindings, publicNamespace, name, why, "", replaceFields(rbac("RoleBinding", publicNamespace, name, bindNodes("Role", name)))},
 	}
 }
 

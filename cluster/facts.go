@@ -38,7 +38,7 @@ type Facts struct {
 // Facts reads the facts. It first checks that the user may also create a token.
 func (c *Client) Facts(ctx context.Context) (*Facts, error) {
 	const doing = "describing the cluster"
-	if err := c.need(ctx, doing, append(mintRights(), right{"list", nodes, "", ""}, right{"list", daemonSets, "", ""})...); err != nil {
+	if err := c.requirePermissions(ctx, doing, append(mintRights(), permission{"list", nodes, "", ""}, permission{"list", daemonSets, "", ""})...); err != nil {
 		return nil, err
 	}
 	version, _, err := c.version(ctx, doing)

@@ -32,7 +32,7 @@ func TestVerifyKnowsNewerOpenYurt(t *testing.T) {
 	const newer, zoned = "OpenYurt is newer than v1.7", "edge nodes have their node pool as zone"
 	verify := func() map[string]Check {
 		t.Helper()
-		checks, err := c.Verify(t.Context(), Wanted{}, "")
+		checks, err := c.Verify(t.Context(), PrepareOptions{}, "")
 		if err != nil {
 			t.Fatal(err)
 		}

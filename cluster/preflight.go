@@ -54,12 +54,12 @@ type preflight struct {
 	silent bool
 	// proven has the result of discovery for each token. A token is sent only to an API server that
 	// discovery has verified with that token.
-	proven   map[configs.Secret]proof
+	proven   map[configs.Secret]discoveryResult
 	sessions kubeapi.Sessions
 }
 
-// proof is the result of discovery with one token: a client, or the error.
-type proof struct {
+// discoveryResult is the result of discovery with one token: a client, or the error.
+type discoveryResult struct {
 	client *kubeapi.Client
 	err    error
 }
@@ -73,7 +73,7 @@ func (p *preflight) clientFor(ctx context.Context, site *configs.Site) (*kubeapi
 	if p.silent {
 		return nil, errors.New("no API server was found")
 	}
-	var of proof
+	var of discoveryResult
 	d := p.discovery(site, site.Masters...)
 	found, err := kubeapi.Discover(ctx, d)
 	if err == nil {
@@ -122,7 +122,7 @@ func Preflight(ctx context.Context, sites []PreflightSite, o PreflightOptions) [
 		o.Client = nil
 	}
 	for _, key := range order {
-		p := &preflight{PreflightOptions: o, silent: true, proven: map[configs.Secret]proof{}}
+		p := &preflight{PreflightOptions: o, silent: true, proven: map[configs.Secret]discoveryResult{}}
 		p.cluster(ctx, groups[key])
 		all = append(all, p.checks...)
 	}
@@ -183,7 +183,7 @@ func (p *preflight) apiServer(ctx context.Context, master string, site *configs.
 		p.ok(name, "", "answers, and belongs to the cluster")
 		if p.found == nil {
 			p.found = found.Client(d)
-			p.proven[site.Credentials.Token] = proof{client: p.found}
+			p.proven[site.Credentials.Token] = discoveryResult{client: p.found}
 		}
 	case errors.Is(err, kubeapi.ErrPin), errors.Is(err, kubeapi.ErrCA):
 		p.fail(name, "", describeError(err), "write the CA hash of this cluster into caCertHashes (`kubeadm token create --print-join-command` prints it), or the addresses of the cluster's API servers into masters")
@@ -257,7 +257,7 @@ func (p *preflight) ca(ctx context.Context, site *configs.Site) {
 	}
 	info, err := p.Client.clusterInfo(ctx)
 	if apierrors.IsForbidden(err) {
-		p.unknown(name, "", err.Error(), "name a kubeconfig whose user may "+right{"get", configMaps, publicNamespace, "cluster-info"}.String())
+		p.unknown(name, "", err.Error(), "name a kubeconfig whose user may "+permission{"get", configMaps, publicNamespace, "cluster-info"}.String())
 		return
 	}
 	if err != nil {
@@ -339,7 +339,7 @@ func (p *preflight) token(ctx context.Context, s PreflightSite) {
 	t, err := p.Client.CheckToken(ctx, token, p.Now)
 	switch {
 	case apierrors.IsForbidden(err):
-		p.unknown(name, "", err.Error(), "name a kubeconfig whose user may "+right{"get", secrets, systemNamespace, kubeapi.TokenSecretName(id)}.String())
+		p.unknown(name, "", err.Error(), "name a kubeconfig whose user may "+permission{"get", secrets, systemNamespace, kubeapi.TokenSecretName(id)}.String())
 	case err != nil:
 		p.fail(name, "", withoutFix(strings.TrimPrefix(err.Error(), "checking token "+id+": ")), fix)
 	case len(t.Problems) > 0:
@@ -349,18 +349,18 @@ func (p *preflight) token(ctx context.Context, s PreflightSite) {
 		}
 		p.fail(name, "", strings.Join(problems, "; "), fix)
 	case !t.Expires.IsZero() && t.Expires.Before(p.Now.Add(p.ShipWithin)):
-		p.fail(name, "", fmt.Sprintf("expires on %s, and the machines may be switched on until %s (--ship-within)", stamp(t.Expires), stamp(p.Now.Add(p.ShipWithin))), fix)
+		p.fail(name, "", fmt.Sprintf("expires on %s, and the machines may be switched on until %s (--ship-within)", utcText(t.Expires), utcText(p.Now.Add(p.ShipWithin))), fix)
 	case t.Expires.IsZero():
 		p.ok(name, "", "never expires")
 	default:
-		p.ok(name, "", "is valid until "+stamp(t.Expires))
+		p.ok(name, "", "is valid until "+utcText(t.Expires))
 	}
 }
 
 // withoutFix removes the fix from a problem, because Check.Fix has it.
 func withoutFix(problem string) string { return strings.TrimSuffix(problem, ": mint another") }
 
-func stamp(t time.Time) string { return t.UTC().Format(time.DateTime) + " UTC" }
+func utcText(t time.Time) string { return t.UTC().Format(time.DateTime) + " UTC" }
 
 // nodeName checks whether the cluster already has a Node with the Site's name.
 func (p *preflight) nodeName(ctx context.Context, s PreflightSite) {

@@ -15,8 +15,8 @@ import (
 
 const fieldManager = "edgebake"
 
-// Wanted has the VIP and the node pools that Prepare sets up.
-type Wanted struct {
+// PrepareOptions has the VIP and the node pools that Prepare sets up.
+type PrepareOptions struct {
 	VIP string
 	// Pools maps the names of node pools to their type, Edge or Cloud.
 	Pools map[string]string
@@ -44,12 +44,12 @@ func (c *Change) NextStep() string { return c.nextStep }
 func (c *Change) Diff() string { return diff(lines(c.Before), lines(c.After)) }
 
 // Plan returns the changes that Prepare would make, after a dry run of each.
-func (c *Client) Plan(ctx context.Context, w Wanted) ([]Change, error) {
+func (c *Client) Plan(ctx context.Context, w PrepareOptions) ([]Change, error) {
 	desired, err := c.desired(ctx, w)
 	if err != nil {
 		return nil, err
 	}
-	if err := c.need(ctx, "preparing the cluster", rightsFor(desired)...); err != nil {
+	if err := c.requirePermissions(ctx, "preparing the cluster", rightsFor(desired)...); err != nil {
 		return nil, err
 	}
 	noted, _, err := c.recorded(ctx)
@@ -72,12 +72,12 @@ func (c *Client) Plan(ctx context.Context, w Wanted) ([]Change, error) {
 	return plan, errors.Join(errs...)
 }
 
-func rightsFor(desired []desiredObject) []right {
-	all := []right{{"get", configMaps, systemNamespace, recordName}, {"create", configMaps, systemNamespace, ""}, {"update", configMaps, systemNamespace, recordName}}
+func rightsFor(desired []desiredObject) []permission {
+	all := []permission{{"get", configMaps, systemNamespace, recordName}, {"create", configMaps, systemNamespace, ""}, {"update", configMaps, systemNamespace, recordName}}
 	for _, w := range desired {
-		all = append(all, right{"get", w.resource, w.namespace, w.name}, right{"create", w.resource, w.namespace, ""}, right{"update", w.resource, w.namespace, w.name})
+		all = append(all, permission{"get", w.resource, w.namespace, w.name}, permission{"create", w.resource, w.namespace, ""}, permission{"update", w.resource, w.namespace, w.name})
 	}
-	slices.SortFunc(all, func(a, b right) int { return strings.Compare(a.String(), b.String()) })
+	slices.SortFunc(all, func(a, b permission) int { return strings.Compare(a.String(), b.String()) })
 	return slices.Compact(all)
 }
 

@@ -84,7 +84,7 @@ func (c *Client) recorded(ctx context.Context) ([]recordedChange, *unstructured.
 	}
 	for i := range all {
 		if !preparable(&all[i].Change) || indexOf(all[:i], &all[i].Change) >= 0 {
-			return nil, nil, fmt.Errorf("%s: the record is damaged: `edgebake cluster prepare` does not write such an entry for %s; nothing was changed\n  find out who wrote it (kubectl -n kube-system get configmap %s -o yaml --show-managed-fields), undo the changes of prepare by hand, and delete the record", reading, &all[i].Change, recordName)
+			return nil, nil, fmt.Errorf("%s: the record is damaged: prepare writes no such entry for %s\n  undo the changes of prepare by hand, then: kubectl -n kube-system delete configmap %s", reading, &all[i].Change, recordName)
 		}
 	}
 	return all, obj, nil

@@ -59,15 +59,15 @@ func (c *Client) Revert(ctx context.Context) ([]Reverted, error) {
 	if err != nil {
 		return nil, err
 	}
-	rights := []right{{"delete", configMaps, systemNamespace, recordName}, {"update", configMaps, systemNamespace, recordName}}
+	rights := []permission{{"delete", configMaps, systemNamespace, recordName}, {"update", configMaps, systemNamespace, recordName}}
 	for _, p := range plan {
 		verb := "update"
 		if p.After == nil {
 			verb = "delete"
 		}
-		rights = append(rights, right{verb, p.Resource, p.Namespace, p.Name})
+		rights = append(rights, permission{verb, p.Resource, p.Namespace, p.Name})
 	}
-	if err := c.need(ctx, "reverting the cluster", rights...); err != nil {
+	if err := c.requirePermissions(ctx, "reverting the cluster", rights...); err != nil {
 		return nil, err
 	}
 	var kept []recordedChange

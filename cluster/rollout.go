@@ -31,12 +31,12 @@ const annotationRollout = "edgebake.io/update-rollout"
 // rolloutMark is the state that a rollout keeps in a Node.
 type rolloutMark struct {
 	Golden string `json:"golden"`
-	// Given is when the order was written, Drain when the Node was cordoned, Released when the
+	// Given is when the order was written, Drain when the Node was cordoned, Unheld when the
 	// order was changed to let the machine restart, and Ended when the result was recorded.
-	Given    time.Time `json:"given,omitzero"`
-	Drain    time.Time `json:"drain,omitzero"`
-	Released time.Time `json:"released,omitzero"`
-	Ended    time.Time `json:"ended,omitzero"`
+	Given  time.Time `json:"given,omitzero"`
+	Drain  time.Time `json:"drain,omitzero"`
+	Unheld time.Time `json:"released,omitzero"`
+	Ended  time.Time `json:"ended,omitzero"`
 	// Cordoned is set if the rollout cordoned the Node, and therefore must uncordon it.
 	Cordoned bool   `json:"cordoned,omitempty"`
 	Result   string `json:"result,omitempty"` // UpdateDone, UpdateFailed or empty
@@ -47,7 +47,7 @@ type rolloutMark struct {
 
 // resumed returns the mark of a Node after a pause that ends now. The time limits begin again.
 func (m rolloutMark) resumed(now time.Time) rolloutMark {
-	for _, begun := range []*time.Time{&m.Given, &m.Drain, &m.Released} {
+	for _, begun := range []*time.Time{&m.Given, &m.Drain, &m.Unheld} {
 		if m.Result == "" && !begun.IsZero() {
 			*begun = now.UTC().Truncate(time.Second)
 		}
@@ -58,10 +58,10 @@ func (m rolloutMark) resumed(now time.Time) rolloutMark {
 // clockError is the difference of two computers' clocks that does not count as a wrong clock.
 const clockError = time.Minute
 
-// corrected returns the mark without times in the future, which a clock that was ahead has left. With
-// them, a ring would soak until that time.
+// corrected returns the mark without times in the future, which a clock that was ahead has left.
+// With them, a ring would soak until that time.
 func (m rolloutMark) corrected(now time.Time) rolloutMark {
-	for _, at := range []*time.Time{&m.Given, &m.Drain, &m.Released, &m.Ended} {
+	for _, at := range []*time.Time{&m.Given, &m.Drain, &m.Unheld, &m.Ended} {
 		if at.Sub(now) > clockError {
 			*at = now.UTC().Truncate(time.Second)
 		}
@@ -237,7 +237,7 @@ func (r *Rollout) state(n *updateNode) string {
 	m := n.mark
 	switch {
 	case r.ours(n) && m.Result == "" && m.Given.IsZero(): // the order was withdrawn
-	case r.ours(n) && m.Result == "" && !m.Released.IsZero():
+	case r.ours(n) && m.Result == "" && !m.Unheld.IsZero():
 		return UpdateRestarts
 	case r.ours(n) && m.Result == "" && !m.Drain.IsZero():
 		return UpdateDraining
@@ -298,9 +298,9 @@ func (r *Rollout) selectNodes(all []*updateNode) [][]*updateNode {
 	return out
 }
 
-// admit returns all reasons to reject a rollout. server is the version of the API server, and all
-// has all nodes of the cluster.
-func (r *Rollout) admit(all []*updateNode, server string) error {
+// checkStart returns all reasons to reject a rollout. server is the version of the API server, and
+// all has all nodes of the cluster.
+func (r *Rollout) checkStart(all []*updateNode, server string) error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	if k := r.Info.Kubernetes; semver.IsValid(k) && semver.IsValid(server) && semver.Compare(semver.MajorMinor(k), semver.MajorMinor(server)) > 0 {
@@ -314,7 +314,7 @@ func (r *Rollout) admit(all []*updateNode, server string) error {
 				out = append(out, n.name)
 			}
 		}
-		return few(out)
+		return firstNames(out)
 	}
 	if len(nodes) == 0 {
 		bad("the selectors match none of the cluster's %s: see kubectl get nodes --show-labels", configs.Count(len(all), "node"))
@@ -347,7 +347,7 @@ func (r *Rollout) admit(all []*updateNode, server string) error {
 func underWay(other map[string][]string) error {
 	var errs []error
 	for _, golden := range slices.Sorted(maps.Keys(other)) {
-		errs = append(errs, fmt.Errorf("another update is under way, to the image with the golden digest %s, on %s: wait until it ends, or end it with edgebake cluster update --stop", short(golden), few(other[golden])))
+		errs = append(errs, fmt.Errorf("another update is under way, to the image with the golden digest %s, on %s: wait until it ends, or end it with edgebake cluster update --stop", shortDigest(golden), firstNames(other[golden])))
 	}
 	return errors.Join(errs...)
 }
@@ -364,8 +364,8 @@ func (r *Rollout) otherUpdates(all []*updateNode) map[string][]string {
 	return other
 }
 
-// otherRollouts is otherUpdates without the orders that a person has written. Two rollouts that begin
-// at the same time must not take each other's nodes.
+// otherRollouts is otherUpdates without the orders that a person has written. Two rollouts that
+// begin at the same time must not take each other's nodes.
 func (r *Rollout) otherRollouts(all []*updateNode) map[string][]string {
 	other := map[string][]string{}
 	for _, n := range all {
@@ -378,11 +378,11 @@ func (r *Rollout) otherRollouts(all []*updateNode) map[string][]string {
 
 const archLabel = "kubernetes.io/arch"
 
-// short returns the beginning of a digest, for use in messages.
-func short(digest string) string { return digest[:min(12, len(digest))] }
+// shortDigest returns the beginning of a digest, for use in messages.
+func shortDigest(digest string) string { return digest[:min(12, len(digest))] }
 
-// few lists the first names, and how many more there are.
-func few(names []string) string {
+// firstNames lists the first names, and how many more there are.
+func firstNames(names []string) string {
 	const most = 5
 	if more := len(names) - most; more > 0 {
 		return strings.Join(names[:most], ", ") + fmt.Sprintf(" and %d more", more)
@@ -394,8 +394,8 @@ func few(names []string) string {
 const (
 	actGive     = "give"     // write the order, with hold
 	actDrain    = "drain"    // cordon
-	actEvict    = "evict"    // evict pods; when none is left, release
-	actRelease  = "release"  // write the order without hold
+	actEvict    = "evict"    // evict pods; when none is left, unhold
+	actUnhold   = "unhold"   // write the order without hold
 	actFinish   = "finish"   // remove the order, uncordon, record the result
 	actWithdraw = "withdraw" // remove the order, uncordon
 	actUndrain  = "undrain"  // uncordon, but leave the order
@@ -517,7 +517,7 @@ func (r *Rollout) count(p *rolloutPlan, nodes []*updateNode, now time.Time) (c r
 		case UpdateFailed:
 			c.failed++
 			c.controlPlaneFailed = c.controlPlaneFailed || n.controlPlane
-			if !n.mark.Released.IsZero() {
+			if !n.mark.Unheld.IsZero() {
 				c.atRisk++
 			}
 		case UpdateFetching, UpdateHeld:
@@ -551,7 +551,7 @@ func (r *Rollout) continueOrders(p *rolloutPlan, nodes []*updateNode, spent, fre
 		case state == UpdateHeld && n.ready && free && atRisk < p.budget:
 			atRisk++
 			if r.Order.NoDrain {
-				p.do(n, actRelease, "", "")
+				p.do(n, actUnhold, "", "")
 			} else {
 				p.do(n, actDrain, "", "")
 			}
@@ -584,7 +584,7 @@ func (r *Rollout) outcome(n *updateNode, state string, now time.Time) (result, r
 		return "", ""
 	case state == UpdateDraining && late(n.mark.Drain, r.Drain):
 		return UpdateFailed, fmt.Sprintf("it was not drained within %s: a PodDisruptionBudget may prevent the eviction of a pod", r.Drain)
-	case state == UpdateRestarts && late(n.mark.Released, r.Restart):
+	case state == UpdateRestarts && late(n.mark.Unheld, r.Restart):
 		return UpdateFailed, fmt.Sprintf("it does not run the new system, or is not Ready, after %s", r.Restart)
 	case (state == UpdateFetching || state == UpdateHeld && !n.ready) && late(n.mark.Given, r.Fetch):
 		return UpdateFailed, strings.TrimSuffix(fmt.Sprintf("it was not ready to restart after %s: %s", r.Fetch, n.answer.Reason), ": ")
@@ -623,7 +623,7 @@ func (r *Rollout) ring(rings [][]*updateNode, now time.Time) (ring []*updateNode
 			return nil, "", name
 		case last.IsZero():
 		case len(unready) > 0:
-			return nil, "nodes of ring " + name + " to be Ready: " + few(unready), ""
+			return nil, "nodes of ring " + name + " to be Ready: " + firstNames(unready), ""
 		case left > 0:
 			return nil, fmt.Sprintf("ring %s, which soaks for %s more", name, left.Round(time.Second)), ""
 		}
@@ -667,20 +667,20 @@ func (r *Rollout) patchOf(a rolloutAct, now time.Time) map[string]any {
 			m = rolloutMark{Golden: r.Order.Golden}
 		}
 		uncordon()
-		m.Given, m.Drain, m.Released = now, time.Time{}, time.Time{}
+		m.Given, m.Drain, m.Unheld = now, time.Time{}, time.Time{}
 		annotations[order.AnnotationOrder] = r.orderOf(m, true).String()
 	case actDrain:
 		m.Drain, m.Cordoned = now, !n.unschedulable
 		spec["unschedulable"] = true
-	case actRelease:
-		m.Released = now
+	case actUnhold:
+		m.Unheld = now
 		annotations[order.AnnotationOrder] = r.orderOf(m, false).String()
 	case actUndrain:
 		uncordon()
 		m.Drain = time.Time{}
 	case actWithdraw:
 		uncordon()
-		m.Given, m.Drain, m.Released = time.Time{}, time.Time{}, time.Time{}
+		m.Given, m.Drain, m.Unheld = time.Time{}, time.Time{}, time.Time{}
 		annotations[order.AnnotationOrder] = nil
 	case actCorrect:
 		m = m.corrected(now)

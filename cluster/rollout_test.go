@@ -80,7 +80,7 @@ func (f *fleet) simulate(r *Rollout, left func(node string) int) error {
 				if left != nil && left(a.node.name) > 0 {
 					continue
 				}
-				a.what = actRelease
+				a.what = actUnhold
 			}
 			f.Change(a.node.name, r.patchOf(a, now))
 		}
@@ -453,7 +453,7 @@ func (f *fleet) mark(r *Rollout, name, state string, m rolloutMark) {
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	o := r.orderOf(m, m.Released.IsZero())
+	o := r.orderOf(m, m.Unheld.IsZero())
 	f.Annotate(name, fleettest.Object{annotationRollout: string(b), order.AnnotationOrder: o.String(),
 		order.AnnotationAnswer: order.Answer{Plan: oldPlan, Serial: 1, Order: o.Key(), State: state}.String()})
 	f.Change(name, fleettest.Object{"spec": fleettest.Object{"unschedulable": m.Cordoned}})
@@ -521,8 +521,8 @@ func TestRolloutPaused(t *testing.T) {
 	}{
 		{order.StateWithdrawn, rolloutMark{Given: ago}, "", ""},
 		{order.StateHeld, rolloutMark{Given: ago, Drain: ago, Cordoned: true}, "a-1 undrain", "a-1 evict"},
-		{order.StateWithdrawn, rolloutMark{Given: ago, Drain: ago, Released: ago, Cordoned: true}, "a-1 withdraw", "a-1 withdraw"},
-		{order.StateTrial, rolloutMark{Given: ago, Drain: ago, Released: ago, Cordoned: true}, "", ""},
+		{order.StateWithdrawn, rolloutMark{Given: ago, Drain: ago, Unheld: ago, Cordoned: true}, "a-1 withdraw", "a-1 withdraw"},
+		{order.StateTrial, rolloutMark{Given: ago, Drain: ago, Unheld: ago, Cordoned: true}, "", ""},
 	} {
 		f, r := newStill(t), rollout(nil)
 		f.add(fleettest.Works, nil, "a-1")
@@ -549,7 +549,7 @@ func TestRolloutStopUncordons(t *testing.T) {
 	for _, state := range []string{order.StateHeld, order.StateWaiting, order.StateRestarting} {
 		f, r, now := newStill(t), rollout(nil), time.Now()
 		f.add(fleettest.Works, nil, "a-1")
-		f.mark(r, "a-1", state, rolloutMark{Given: now, Drain: now, Released: now, Cordoned: true})
+		f.mark(r, "a-1", state, rolloutMark{Given: now, Drain: now, Unheld: now, Cordoned: true})
 		if _, err := f.client.HaltUpdates(t.Context(), true); err != nil {
 			t.Fatal(err)
 		}
@@ -713,9 +713,9 @@ func TestRolloutLeaves(t *testing.T) {
 	f.clean()
 }
 
-// TestRolloutAdmit checks that all reasons to reject a rollout are reported together, before any
-// change.
-func TestRolloutAdmit(t *testing.T) {
+// TestRolloutCheckStart checks that all reasons to reject a rollout are reported together, before
+// any change.
+func TestRolloutCheckStart(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
 	f.Version = "v1.36.5"

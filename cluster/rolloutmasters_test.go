@@ -96,8 +96,8 @@ func TestRolloutStopsAtAControlPlane(t *testing.T) {
 	}
 }
 
-// TestRolloutAdmitControlPlane checks which images are accepted for control-plane nodes.
-func TestRolloutAdmitControlPlane(t *testing.T) {
+// TestRolloutCheckStartControlPlane checks which images are accepted for control-plane nodes.
+func TestRolloutCheckStartControlPlane(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		kubelet string

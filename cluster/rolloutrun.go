@@ -23,6 +23,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/reports"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/bytesize"
 	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/ondisk/order"
 )
@@ -43,12 +44,12 @@ type UpdateRow struct {
 func (r *Rollout) row(n *updateNode, ring string) UpdateRow {
 	m := n.mark
 	row := UpdateRow{Node: n.name, Ring: ring, State: r.state(n), Image: n.answer.Image, Plan: n.answer.Plan}
-	row.Since = cmp.Or(m.Ended, m.Released, m.Drain, m.Given)
+	row.Since = cmp.Or(m.Ended, m.Unheld, m.Drain, m.Given)
 	switch {
 	case row.State == UpdateFailed:
 		row.Detail = m.Reason
 	case row.State == UpdateFetching && n.answer.Total > 0:
-		row.Detail = fmt.Sprintf("%s: %.1f of %.1f MB", n.answer.Step, float64(n.answer.Fetched)/1e6, float64(n.answer.Total)/1e6)
+		row.Detail = n.answer.Step + ": " + bytesize.MBOf(n.answer.Fetched, n.answer.Total)
 	case row.State == UpdateFetching && n.answer.State != "":
 		row.Detail = strings.TrimSuffix(n.answer.State+": "+n.answer.Reason, ": ")
 	case row.State == UpdateRestarts:
@@ -118,7 +119,7 @@ func (c *Client) CheckRollout(ctx context.Context, r *Rollout) ([]UpdateRow, err
 	if err != nil {
 		return nil, err
 	}
-	if err := r.admit(all, server); err != nil {
+	if err := r.checkStart(all, server); err != nil {
 		return nil, err
 	}
 	var rows []UpdateRow
@@ -149,7 +150,7 @@ func (c *Client) HaltUpdates(ctx context.Context, stop bool) (int, error) {
 		what := ""
 		switch {
 		case !stop || n.mark.Result != "":
-		case n.mark.Released.IsZero() || n.answer.State == order.StateHeld:
+		case n.mark.Unheld.IsZero() || n.answer.State == order.StateHeld:
 			what = actWithdraw
 		default:
 			what = actUndrain // it may be restarting, but no rollout uncordons it then
@@ -357,11 +358,11 @@ var ErrHalted = errors.New("the updates of this cluster are stopped: edgebake cl
 // It calls tell for each change of a node, and note with each reason to wait.
 func (c *Client) Update(ctx context.Context, r *Rollout, tell func(UpdateRow), note func(string)) error {
 	const doing = "updating nodes"
-	rights := []right{{"list", nodes, "", ""}, {"watch", nodes, "", ""}, {"patch", nodes, "", ""}}
+	rights := []permission{{"list", nodes, "", ""}, {"watch", nodes, "", ""}, {"patch", nodes, "", ""}}
 	if !r.Order.NoDrain {
-		rights = append(rights, right{"list", pods, "", ""}, right{"create", evictions, "", ""})
+		rights = append(rights, permission{"list", pods, "", ""}, permission{"create", evictions, "", ""})
 	}
-	if err := c.need(ctx, doing, rights...); err != nil {
+	if err := c.requirePermissions(ctx, doing, rights...); err != nil {
 		return err
 	}
 	v := &nodeView{changed: make(chan struct{}, 1)}
@@ -436,8 +437,9 @@ func (c *Client) begin(ctx context.Context, r *Rollout, v *nodeView) error {
 }
 
 // actAll carries out the actions of a plan. It stops at a transient error, because the remaining
-// actions may be outdated. An error of a drain concerns only that node, whose drain has a time limit.
-// acted reports whether there were actions and all were carried out; otherwise problem has the reason.
+// actions may be outdated. An error of a drain concerns only that node, whose drain has a time
+// limit. acted reports whether there were actions and all were carried out; otherwise problem has
+// the reason.
 func (c *Client) actAll(ctx context.Context, r *Rollout, v *nodeView, acts []rolloutAct) (acted bool, problem string, err error) {
 	var drains []error
 	for _, a := range acts {
@@ -480,17 +482,17 @@ func (p *rolloutPlan) result(r *Rollout) error {
 	var errs []error
 	failed := p.states[UpdateFailed]
 	if len(failed) > 0 {
-		what := "updating nodes: " + strconv.Itoa(len(failed)) + " failed: " + few(failed)
+		what := "updating nodes: " + strconv.Itoa(len(failed)) + " failed: " + firstNames(failed)
 		if len(failed) >= p.budget {
 			what += fmt.Sprintf("; the budget (%s) is used up, so no other node was started", &r.Budget)
 		}
 		errs = append(errs, errors.New(what+": see edgebake cluster update --status; --retry sends the order again"))
 	}
 	if l := p.states[UpdateNotReady]; len(l) > 0 {
-		errs = append(errs, fmt.Errorf("%s skipped, since not Ready: %s: run the same command again later", configs.Count(len(l), "node"), few(l)))
+		errs = append(errs, fmt.Errorf("%s skipped, since not Ready: %s: run the same command again later", configs.Count(len(l), "node"), firstNames(l)))
 	}
 	if l := p.states[UpdateNone]; len(l) > 0 {
-		errs = append(errs, fmt.Errorf("%s skipped, without support for orders in the image: %s: update them by hand once", configs.Count(len(l), "node"), few(l)))
+		errs = append(errs, fmt.Errorf("%s skipped, without support for orders in the image: %s: update them by hand once", configs.Count(len(l), "node"), firstNames(l)))
 	}
 	if p.stuck != "" {
 		errs = append(errs, fmt.Errorf("no node of ring %s runs the image, so no later ring was begun", p.stuck))
@@ -505,7 +507,7 @@ func (c *Client) act(ctx context.Context, r *Rollout, v *nodeView, a rolloutAct)
 		if err != nil || left > 0 {
 			return err
 		}
-		a.what = actRelease
+		a.what = actUnhold
 	}
 	u, err := c.patchNode(ctx, a.node.name, r.patchOf(a, time.Now()))
 	switch {

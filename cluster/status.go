@@ -149,8 +149,8 @@ func precondition(is *unstructured.Unstructured) metav1.DeleteOptions {
 // machine can use its name. It returns what it removed.
 func (c *Client) Remove(ctx context.Context, name string, o RemoveOptions) ([]string, error) {
 	doing := "removing node " + name
-	if err := c.need(ctx, doing, right{"get", nodes, "", name}, right{"delete", nodes, "", name}, right{"list", csrs, "", ""},
-		right{"delete", csrs, "", ""}, right{"list", secrets, systemNamespace, ""}, right{"delete", secrets, systemNamespace, ""}); err != nil {
+	if err := c.requirePermissions(ctx, doing, permission{"get", nodes, "", name}, permission{"delete", nodes, "", name}, permission{"list", csrs, "", ""},
+		permission{"delete", csrs, "", ""}, permission{"list", secrets, systemNamespace, ""}, permission{"delete", secrets, systemNamespace, ""}); err != nil {
 		return nil, err
 	}
 	node, err := c.get(ctx, nodes, "", name)

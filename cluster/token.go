@@ -127,8 +127,8 @@ type MintOptions struct {
 	VIP  string
 }
 
-func mintRights() []right {
-	return []right{
+func mintRights() []permission {
+	return []permission{
 		{"create", secrets, systemNamespace, ""},
 		{"get", configMaps, publicNamespace, "cluster-info"},
 		{"get", configMaps, systemNamespace, "kubeadm-config"},
@@ -140,7 +140,7 @@ func mintRights() []right {
 // node joins.
 func (c *Client) MintToken(ctx context.Context, o MintOptions) (*Minted, error) {
 	const doing = "minting a token"
-	if err := c.need(ctx, doing, mintRights()...); err != nil {
+	if err := c.requirePermissions(ctx, doing, mintRights()...); err != nil {
 		return nil, err
 	}
 	// Read the Site's fields first: if that fails, no useless token is created.
@@ -362,7 +362,7 @@ func (c *Client) tryToken(ctx context.Context, t *Token) error {
 	if err != nil {
 		return err
 	}
-	lacks, err := as.missing(ctx, []right{
+	lacks, err := as.missingPermissions(ctx, []permission{
 		{"create", csrs, "", ""},
 		{"get", configMaps, systemNamespace, "kubeadm-config"},
 		{"get", nodes, "", ""},
@@ -386,7 +386,7 @@ func (c *Client) RevokeToken(ctx context.Context, token string) error {
 		return fmt.Errorf("revoking a token: %w", err)
 	}
 	doing := "revoking token " + id
-	if err := c.need(ctx, doing, right{"delete", secrets, systemNamespace, kubeapi.TokenSecretName(id)}); err != nil {
+	if err := c.requirePermissions(ctx, doing, permission{"delete", secrets, systemNamespace, kubeapi.TokenSecretName(id)}); err != nil {
 		return err
 	}
 	err := c.resource(secrets, systemNamespace).Delete(ctx, kubeapi.TokenSecretName(id), metav1.DeleteOptions{})

@@ -20,7 +20,7 @@ import (
 )
 
 // Verify checks whether the cluster meets the requirements of edgebake's nodes.
-func (c *Client) Verify(ctx context.Context, w Wanted, endpoint string) ([]Check, error) {
+func (c *Client) Verify(ctx context.Context, w PrepareOptions, endpoint string) ([]Check, error) {
 	var out []Check
 	add := func(name, state, detail, fix string) {
 		out = append(out, Check{Name: name, State: state, Detail: detail, Fix: fix})

@@ -1193,11 +1193,11 @@ func TestSnapshotsLeaveRoom(t *testing.T) {
 		t.Errorf("%v, before %v", all, before)
 	}
 	// Two snapshots at the same time are made one after the other.
-	release, err := m.Env().Lock(t.Context(), controlplane.SnapshotLock)
+	unlock, err := m.Env().Lock(t.Context(), controlplane.SnapshotLock)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer release()
+	defer unlock()
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if _, err := controlplane.Snapshot(ctx, m.Env()); err == nil || !strings.Contains(err.Error(), "waiting for another snapshot") {
@@ -1894,7 +1894,7 @@ func TestEtcdIsLookedAfter(t *testing.T) {
 		"it is full": {status: map[string]string{"dbSize": "2147483648", "dbSizeInUse": "104857600"}, alarm: etcdmember.NoSpace,
 			asked: []string{"compaction", "defragment", "DEACTIVATE NOSPACE"}},
 		"it is full of data": {status: map[string]string{"dbSize": "2147483648", "dbSizeInUse": "2147000000"}, alarm: etcdmember.NoSpace,
-			asked: []string{"compaction", "defragment"}, note: "etcd's database on m1 uses 2047 MiB of its quota of 2048 MiB"},
+			asked: []string{"compaction", "defragment"}, note: "etcd's database on m1 uses 2047.5 MiB of its quota of 2048 MiB"},
 		"it is damaged": {alarm: etcdmember.Corrupt, note: "etcd's data on m1 differs from that of the other members (alarm CORRUPT)"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -2108,7 +2108,7 @@ func TestMasterTakesLostKeysFromAStick(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m := newControlPlane(t, sites)
-			m.admits(tt.policy)
+			m.setStickPolicy(tt.policy)
 			text, err := configs.EncodeSlot(m.site)
 			if err != nil {
 				t.Fatal(err)

@@ -222,7 +222,7 @@ func TestInventoryOnANode(t *testing.T) {
 		t.Errorf("the slot has\n%s", w.SlotSite(worldtest.SlotDevice))
 	}
 	w.onlyItsOwn()
-	w.admits(ondisk.SitesRepair)
+	w.setStickPolicy(ondisk.SitesRepair)
 	w.plug("")
 	w.carry(stickDev, "- {name: berlin, match: {serial: SN0042}, nodeName: other, network: {dns: [192.0.2.124]}}")
 	w.PowerOn()
@@ -239,7 +239,7 @@ func TestSignedInventory(t *testing.T) {
 	for _, tamper := range []bool{false, true} {
 		w := nativeWorld(t)
 		w.Stamp(worldtest.SlotDevice, "")
-		w.admits(ondisk.SitesSigned, key)
+		w.setStickPolicy(ondisk.SitesSigned, key)
 		w.signed(key, day(2), func(c *slot.Contents) {
 			if tamper {
 				c.Files[ondisk.SlotInventory] = append(c.Files[ondisk.SlotInventory], "# changed\n"...)

@@ -39,7 +39,7 @@ func clusterPhase(active *site.Active) run.Phase {
 			return v, err
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
-			if member.Is(e) && !e.Exists(member.LeavingFile) {
+			if member.HasCredentials(e) && !e.Exists(member.LeavingFile) {
 				if found.newer != nil {
 					return adoptCA(ctx, e, found.newer)
 				}
@@ -69,7 +69,7 @@ func checkCluster(ctx context.Context, e *machine.Env, site *configs.Site) (v ru
 	if e.Exists(member.LeavingFile) {
 		return run.Todo, found, nil
 	}
-	if !member.Is(e) {
+	if !member.HasCredentials(e) {
 		if member.StaleCA(e, site) {
 			return run.Todo, found, nil
 		}
@@ -94,7 +94,7 @@ func checkCluster(ctx context.Context, e *machine.Env, site *configs.Site) (v ru
 	if found.newer = member.NewerCA(ctx, e, site); found.newer != nil {
 		return run.Todo, found, nil
 	}
-	member.NoteEndOfCA(e, ondisk.KubeCA)
+	member.NoteCAExpiry(e, ondisk.KubeCA)
 	if site.Credentials.Token.IsZero() {
 		return run.Done, found, nil
 	}
@@ -111,7 +111,7 @@ func beginToLeave(ctx context.Context, e *machine.Env, active *site.Active) erro
 	if err := verifyNewCluster(ctx, e, active); err != nil {
 		return err
 	}
-	name := member.Name(e)
+	name := member.NodeName(e)
 	e.Log.Info("leaving the old cluster", "node", name, "ca", strings.Join(member.EnrolledPins(e), ", "))
 	if member.Recreated(ctx, e, active.Site) {
 		e.Console("the cluster was bootstrapped again with the same keys, and the Site has a token for it: joining it again")
@@ -253,7 +253,7 @@ func clusterFiles(e *machine.Env) []string {
 // KubeCA shows that the change is complete. ipvscare rereads KubeCA by itself.
 func adoptCA(ctx context.Context, e *machine.Env, ca []byte) error {
 	const doing = "installing the cluster's reissued CA"
-	end, err := kubeapi.FirstEnd(ca)
+	end, err := kubeapi.FirstExpiry(ca)
 	if err != nil {
 		return fmt.Errorf("%s: %w", doing, err)
 	}

@@ -20,7 +20,7 @@ func TestASiteForAnotherMachine(t *testing.T) {
 		for _, from := range []string{"slot", "stick", "signed stick"} {
 			for _, member := range []bool{true, false} {
 				w := nativeWorld(t)
-				w.admits(ondisk.SitesAlways, key)
+				w.setStickPolicy(ondisk.SitesAlways, key)
 				if member {
 					w.mustBoot()
 				} else {
@@ -90,13 +90,13 @@ func TestANeighboursSite(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			w := nativeWorld(t)
-			w.admits(ondisk.SitesSigned, key)
+			w.setStickPolicy(ondisk.SitesSigned, key)
 			w.mustBoot()
 			if c.expired { // and the join that would repair it has failed
 				w.expire()
 				w.JoinError = func(int) error { return errors.New("kubelet is not well") }
 				w.PowerOn()
-				if err := w.boot(); err == nil || member.Is(w.Env()) {
+				if err := w.boot(); err == nil || member.HasCredentials(w.Env()) {
 					t.Fatal(err)
 				}
 				w.JoinError = nil
@@ -137,7 +137,7 @@ func TestANeighboursRepair(t *testing.T) {
 	} {
 		w := nativeWorld(t)
 		w.mustBoot()
-		w.admits(ondisk.SitesRepair)
+		w.setStickPolicy(ondisk.SitesRepair)
 		w.plug(strings.Replace(w.Site("network: {dns: [192.0.2.123]}"), "edge-{{.Serial}}", "'"+c.nodeName+"'", 1))
 		w.PowerOn()
 		w.mustBoot()

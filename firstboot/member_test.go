@@ -51,7 +51,7 @@ func TestAMemberThatFailsToJoinAgain(t *testing.T) {
 	} {
 		for _, former := range []bool{false, true} {
 			w := world(t)
-			w.admits(ondisk.SitesRepair)
+			w.setStickPolicy(ondisk.SitesRepair)
 			w.UseSingleMaster()
 			w.mustBoot()
 			if former {
@@ -63,7 +63,7 @@ func TestAMemberThatFailsToJoinAgain(t *testing.T) {
 			w.JoinError = func(int) error { return errors.New("kubelet is not well") }
 			w.PowerOn()
 			whole := w.clone(t)
-			if err := whole.boot(); err == nil || member.Is(whole.Env()) {
+			if err := whole.boot(); err == nil || member.HasCredentials(whole.Env()) {
 				t.Fatalf("%s: the machine is still recorded as a member: %v", name, err)
 			}
 			wantNoStranger(t, whole.clone(t), name+": after a failed join")
@@ -90,7 +90,7 @@ func TestAMemberThatFailsToJoinAgain(t *testing.T) {
 func TestPowerCutAfterTheJoin(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.admits(ondisk.SitesRepair)
+	w.setStickPolicy(ondisk.SitesRepair)
 	w.UseSingleMaster()
 	whole := w.clone(t)
 	whole.mustBoot()
@@ -107,7 +107,7 @@ func TestPowerCutAfterTheJoin(t *testing.T) {
 func TestOnlyResetMakesABlankMachine(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.admits(ondisk.SitesRepair)
+	w.setStickPolicy(ondisk.SitesRepair)
 	w.mustBoot()
 	want := member.Record{Version: member.RecordVersion, Node: "edge-sn0042", CA: []string{w.Cluster.Pin}}
 	if got, ok := member.ReadRecord(w.Env()); !ok || got.Node != want.Node || !slices.Equal(got.CA, want.CA) || got.Version != want.Version {
@@ -117,7 +117,7 @@ func TestOnlyResetMakesABlankMachine(t *testing.T) {
 	w.JoinError = func(int) error { return errors.New("kubelet is not well") }
 	w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken))
 	w.PowerOn()
-	if err := w.boot(); err == nil || member.Is(w.Env()) {
+	if err := w.boot(); err == nil || member.HasCredentials(w.Env()) {
 		t.Fatalf("the machine has not left its cluster: %v", err)
 	}
 	if got, ok := member.ReadRecord(w.Env()); !ok || got.Node != "" || got.CA != nil {
@@ -156,15 +156,15 @@ func TestPowerCutWhileLeaving(t *testing.T) {
 	w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken))
 	w.PowerOn()
 	whole := w.clone(t)
-	if err := whole.boot(); err == nil || member.Is(whole.Env()) {
+	if err := whole.boot(); err == nil || member.HasCredentials(whole.Env()) {
 		t.Fatalf("the machine has not left its cluster: %v", err)
 	}
 	w.PowerCutAt = slices.Index(whole.EffectNames, "write "+member.LeavingFile) + 2
-	if err := w.boot(); err == nil || w.PowerCutAt == 1 || !member.Is(w.Env()) {
+	if err := w.boot(); err == nil || w.PowerCutAt == 1 || !member.HasCredentials(w.Env()) {
 		t.Fatalf("the power was not cut: %v", err)
 	}
 	w.PowerOn()
-	if err := w.boot(); err == nil || member.Is(w.Env()) {
+	if err := w.boot(); err == nil || member.HasCredentials(w.Env()) {
 		t.Fatalf("the machine has not left its cluster: %v", err)
 	}
 	if got, ok := member.ReadRecord(w.Env()); !ok || got.Node != "" || got.CA != nil {

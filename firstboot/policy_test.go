@@ -27,7 +27,7 @@ func TestAStrangersStick(t *testing.T) {
 			if err := w.boot(); err != nil {
 				t.Fatal(err)
 			}
-			w.admits(c.policy)
+			w.setStickPolicy(c.policy)
 			w.plug(w.Site("network: {dns: [192.0.2.123]}", "users: [{name: root, sshAuthorizedKeys: [\"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIKHEChAsHYmTqiLyuQ3FqLqWUgFYmWlSTsZKEJpSMEiH x\"]}]"))
 			w.PowerOn()
 			if err := w.boot(); err != nil {
@@ -46,9 +46,9 @@ func TestAStrangersStick(t *testing.T) {
 	}
 }
 
-// admits gives the machine an Image with this policy
+// setStickPolicy gives the machine an Image with this policy
 // (sites.removable), and with the public keys of keys.
-func (w *world) admits(policy string, keys ...minisign.PrivateKey) {
+func (w *world) setStickPolicy(policy string, keys ...minisign.PrivateKey) {
 	w.T.Helper()
 	var info map[string]any
 	if err := json.Unmarshal([]byte(w.Get(ondisk.ImageInfoFile)), &info); err != nil {

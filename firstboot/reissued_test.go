@@ -46,7 +46,7 @@ func (w *world) yearsLater(years int) {
 	if err != nil {
 		w.T.Fatal(err)
 	}
-	w.Put(own, w.Cluster.Client(member.NodeUser+member.Name(w.Env()), w.ClusterTime().AddDate(1, 0, 0)))
+	w.Put(own, w.Cluster.Client(member.NodeUser+member.NodeName(w.Env()), w.ClusterTime().AddDate(1, 0, 0)))
 	w.PowerOn()
 }
 

@@ -29,7 +29,7 @@ import (
 // The image's contents and the Site's settings stay, so that the machine stays reachable.
 func Reset(ctx context.Context, e *machine.Env, tell func(run.Step)) (node string, err error) {
 	cert, _ := member.KubeletCert(e)
-	node = member.NodeIn(cert)
+	node = member.CertNodeName(cert)
 	if s, err := run.LoadState(e.Root); node == "" && err == nil {
 		node = s.Node
 	}
@@ -177,7 +177,7 @@ func resetToken(e *machine.Env, active *site.Active) error {
 	if active.NotTaken != nil && !blank {
 		return nil // keep a person's half-written correction
 	}
-	if cert, err := member.KubeletCert(e); err == nil && member.NodeIn(cert) != active.Node {
+	if cert, err := member.KubeletCert(e); err == nil && member.CertNodeName(cert) != active.Node {
 		return nil // this Site is the next one already
 	}
 	if err := site.ForgetToken(e, active, blank); err != nil {

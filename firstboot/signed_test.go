@@ -90,7 +90,7 @@ func TestASignedStick(t *testing.T) {
 			t.Parallel()
 			w := nativeWorld(t)
 			w.mustBoot()
-			w.admits(c.policy, key)
+			w.setStickPolicy(c.policy, key)
 			w.signed(c.signer, day(5), c.change, map[string]string{"site.yaml": w.Site("network: {dns: [192.0.2.123]}", rootKey), "config.ign": anIgn})
 			w.PowerOn()
 			w.mustBoot()
@@ -118,7 +118,7 @@ func TestABlankMachineAndSignedSites(t *testing.T) {
 	key := newSiteKey(t)
 	w := newWorld(t, "testdata/machine.txtar")
 	w.Stamp(worldtest.SlotDevice, "")
-	w.admits(ondisk.SitesSigned, key)
+	w.setStickPolicy(ondisk.SitesSigned, key)
 	w.plug(w.Site(worldtest.WithToken))
 	if err := w.boot(); err == nil || w.Joins > 0 || !w.ConsoleHas("no signature (site.minisig)") {
 		t.Fatalf("%v; kubeadm joined %d times\n%s", err, w.Joins, strings.Join(w.Console, "\n"))
@@ -136,7 +136,7 @@ func TestABlankMachineAndSignedSites(t *testing.T) {
 func TestAStampedSlotNeedsNoSignature(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.admits(ondisk.SitesSigned, newSiteKey(t))
+	w.setStickPolicy(ondisk.SitesSigned, newSiteKey(t))
 	w.mustBoot()
 	w.stampAt(worldtest.SlotDevice, day(9), map[string]string{"site.yaml": w.Site(rootKey)})
 	w.PowerOn()
@@ -156,7 +156,7 @@ func TestAnOldSignedSite(t *testing.T) {
 			t.Parallel()
 			w := nativeWorld(t)
 			w.mustBoot()
-			w.admits(policy, key)
+			w.setStickPolicy(policy, key)
 			bring := func(at int64, host string) {
 				w.signed(key, at, nil, map[string]string{"site.yaml": w.reportTo(host)})
 				w.PowerOn()
@@ -188,7 +188,7 @@ func TestSignedThroughPowerCuts(t *testing.T) {
 	key := newSiteKey(t)
 	w := nativeWorld(t)
 	w.mustBoot()
-	w.admits(ondisk.SitesSigned, key)
+	w.setStickPolicy(ondisk.SitesSigned, key)
 	w.signed(key, day(7), nil, map[string]string{"site.yaml": w.reportTo("two")})
 	w.PowerOn()
 	whole := w.clone(t)
@@ -237,7 +237,7 @@ func TestASignatureFromBeforeTheImage(t *testing.T) {
 			t.Parallel()
 			w := nativeWorld(t)
 			w.mustBoot()
-			w.admits(ondisk.SitesRepair, key)
+			w.setStickPolicy(ondisk.SitesRepair, key)
 			w.stampAt(worldtest.SlotDevice, c.stamped, map[string]string{"site.yaml": w.reportTo("two")})
 			w.PowerOn()
 			w.mustBoot()
@@ -270,7 +270,7 @@ func TestAStrangersDate(t *testing.T) {
 		if blank {
 			w.Stamp(worldtest.SlotDevice, "")
 		}
-		w.admits(ondisk.SitesRepair, key)
+		w.setStickPolicy(ondisk.SitesRepair, key)
 		if !blank {
 			w.mustBoot()
 		}
@@ -299,7 +299,7 @@ func TestAStrangersDateThroughPowerCuts(t *testing.T) {
 	w.UseSingleMaster()
 	w.stampAt(worldtest.SlotDevice, day(8), map[string]string{"site.yaml": w.Site(worldtest.WithToken)})
 	w.mustBoot()
-	w.admits(ondisk.SitesRepair, key)
+	w.setStickPolicy(ondisk.SitesRepair, key)
 	stranger := func(w *world, n int) {
 		w.plug("")
 		w.stampAt(stickDev, day(n), map[string]string{"site.yaml": w.Site(fmt.Sprintf("network: {dns: [192.0.2.%d]}", 100+n))})
@@ -348,7 +348,7 @@ func TestNotBefore(t *testing.T) {
 		} else {
 			w.mustBoot()
 		}
-		w.admits(ondisk.SitesSigned, key)
+		w.setStickPolicy(ondisk.SitesSigned, key)
 		w.Put(ondisk.ImageInfoFile, strings.Replace(w.Get(ondisk.ImageInfoFile), "{", fmt.Sprintf(`{"sitesNotBefore":%d,`, day(6)), 1))
 		bring := func(at int64) error {
 			w.signed(key, at, nil, map[string]string{"site.yaml": w.reportTo("office", worldtest.WithToken)})
@@ -381,7 +381,7 @@ func TestOldSignedSiteBesideASpoiltSlot(t *testing.T) {
 			t.Parallel()
 			w := nativeWorld(t)
 			w.mustBoot()
-			w.admits(ondisk.SitesSigned, key)
+			w.setStickPolicy(ondisk.SitesSigned, key)
 			w.stampAt(worldtest.SlotDevice, day(9), map[string]string{"site.yaml": w.reportTo("two")})
 			w.PowerOn()
 			w.mustBoot()
@@ -403,7 +403,7 @@ func TestSlotMadeAgainHasItsDate(t *testing.T) {
 	key := newSiteKey(t)
 	w := nativeWorld(t)
 	w.stampAt(worldtest.SlotDevice, day(9), map[string]string{"site.yaml": w.reportTo("two", worldtest.WithToken)})
-	w.admits(ondisk.SitesSigned, key)
+	w.setStickPolicy(ondisk.SitesSigned, key)
 	whole := w.clone(t)
 	whole.mustBoot()
 	wiped := slices.Index(whole.EffectNames, "blank "+worldtest.SlotDevice)

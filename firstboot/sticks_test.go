@@ -367,7 +367,7 @@ func TestAStrangersDateAndAClockAhead(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	w.mustBoot()
-	w.admits(ondisk.SitesRepair)
+	w.setStickPolicy(ondisk.SitesRepair)
 	ahead := func(w *world, stamped time.Time) {
 		w.plug("")
 		w.stampAt(stickDev, stamped.Unix(), map[string]string{"site.yaml": w.Site(fmt.Sprintf("network: {dns: [192.0.2.%d]}", stamped.Second()+1))})

@@ -29,7 +29,7 @@ func TestAStrangerAndALostIdentity(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := nativeWorld(t)
-			w.admits(ondisk.SitesRepair)
+			w.setStickPolicy(ondisk.SitesRepair)
 			w.mustBoot()
 			lose(w)
 			w.Cluster.Nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
@@ -52,7 +52,7 @@ func TestAStrangerAndALostIdentity(t *testing.T) {
 func TestAStrangersCluster(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
-	w.admits(ondisk.SitesRepair)
+	w.setStickPolicy(ondisk.SitesRepair)
 	w.Stamp(worldtest.SlotDevice, unpin(w.Site(worldtest.WithToken)))
 	w.mustBoot()
 	w.rebuild() // the attacker answers at the API servers' addresses now
@@ -80,7 +80,7 @@ func TestAStrangersBundle(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := make(t)
-			w.admits(ondisk.SitesRepair)
+			w.setStickPolicy(ondisk.SitesRepair)
 			w.mustBoot()
 			real := w.rebuild()
 			w.Cluster.ExtraCAs = real.CAPEM
@@ -155,7 +155,7 @@ func TestAMemberThatFailedToJoinAgain(t *testing.T) {
 		w.JoinError = func(int) error { return errors.New("kubelet is not well") }
 		w.Stamp(worldtest.SlotDevice, site)
 		w.PowerOn()
-		if err := w.boot(); err == nil || member.Is(w.Env()) {
+		if err := w.boot(); err == nil || member.HasCredentials(w.Env()) {
 			t.Fatalf("the machine joined again: %v\n%s", err, strings.Join(w.Console, "\n"))
 		}
 		w.JoinError = nil
@@ -216,7 +216,7 @@ func TestABundleOnTheDisk(t *testing.T) {
 func TestAStickOfTheFuture(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.admits(ondisk.SitesRepair)
+	w.setStickPolicy(ondisk.SitesRepair)
 	w.mustBoot()
 	w.plug("")
 	w.stampAt(stickDev, time.Date(2029, 6, 1, 0, 0, 0, 0, time.UTC).Unix(),
@@ -244,7 +244,7 @@ func TestAStickOfTheFuture(t *testing.T) {
 func TestAStrangerAndASpoiltSlot(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.admits(ondisk.SitesRepair)
+	w.setStickPolicy(ondisk.SitesRepair)
 	w.mustBoot()
 	w.Stamp(worldtest.SlotDevice, "")
 	if err := os.Remove(w.HostPath(ondisk.SiteCopy)); err != nil {
@@ -265,7 +265,7 @@ func TestAStrangersKeys(t *testing.T) {
 	for _, inSite := range []string{"caCertHashes", "caCert"} {
 		m := newControlPlane(t, mintedSites(t, 1))
 		m.bootDone()
-		m.admits(ondisk.SitesRepair)
+		m.setStickPolicy(ondisk.SitesRepair)
 		own := *m.site
 		if inSite == "caCert" {
 			own.CACert, own.CACertHashes = own.Credentials.Keys.CA.Cert, nil

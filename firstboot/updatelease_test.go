@@ -75,7 +75,7 @@ func TestUpdateLeaseIsFree(t *testing.T) {
 			m.own.id = "1"
 			c.prepare(m)
 			lease := controlplane.NewUpdateLease(m.Env(), m.site)
-			err := lease.Free(t.Context())
+			err := lease.CheckFree(t.Context())
 			if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
 				t.Errorf("%v; want %q", err, c.want)
 			}
@@ -97,11 +97,11 @@ func TestTakeUpdateLease(t *testing.T) {
 		defer m.Cluster.Mu.Unlock()
 		return m.Cluster.UpdateLease.Holder
 	}
-	if err := lease.End(t.Context()); err != nil || m.Cluster.UpdateLease != nil {
+	if err := lease.Release(t.Context()); err != nil || m.Cluster.UpdateLease != nil {
 		t.Errorf("without the Lease: %v, %v", err, m.Cluster.UpdateLease)
 	}
 	for range 2 { // an update that is run again
-		if err := lease.Take(t.Context()); err != nil || holder() != "m1" || !m.Has(controlplane.UpdateLeaseFile) {
+		if err := lease.Acquire(t.Context()); err != nil || holder() != "m1" || !m.Has(controlplane.UpdateLeaseFile) {
 			t.Fatalf("%v, held by %q", err, holder())
 		}
 	}
@@ -110,42 +110,43 @@ func TestTakeUpdateLease(t *testing.T) {
 		t.Errorf("first boot ended the update")
 	}
 	for range 2 {
-		if err := lease.End(t.Context()); err != nil || holder() != "" || m.Has(controlplane.UpdateLeaseFile) {
+		if err := lease.Release(t.Context()); err != nil || holder() != "" || m.Has(controlplane.UpdateLeaseFile) {
 			t.Fatalf("%v, held by %q", err, holder())
 		}
 	}
 	// Another machine acquires the Lease first.
 	m.Cluster.LeaseRace = func(l *worldtest.UpdateLease) { l.Holder = "m2" }
-	if err := lease.Take(t.Context()); err == nil || !strings.Contains(err.Error(), "m2 has been updating since") || holder() != "m2" {
+	if err := lease.Acquire(t.Context()); err == nil || !strings.Contains(err.Error(), "m2 has been updating since") || holder() != "m2" {
 		t.Errorf("%v, held by %q", err, holder())
 	}
-	if err := lease.End(t.Context()); err != nil || holder() != "m2" || m.Has(controlplane.UpdateLeaseFile) {
+	if err := lease.Release(t.Context()); err != nil || holder() != "m2" || m.Has(controlplane.UpdateLeaseFile) {
 		t.Errorf("%v, held by %q", err, holder())
 	}
 	// Another field of the Lease is changed meanwhile.
 	m.Cluster.UpdateLease.Holder = ""
 	m.Cluster.LeaseRace = func(*worldtest.UpdateLease) {}
-	if err := lease.Take(t.Context()); err != nil || holder() != "m1" {
+	if err := lease.Acquire(t.Context()); err != nil || holder() != "m1" {
 		t.Errorf("%v, held by %q", err, holder())
 	}
 	m.Cluster.LeaseRace = func(*worldtest.UpdateLease) {}
-	if err := lease.End(t.Context()); err != nil || holder() != "" {
+	if err := lease.Release(t.Context()); err != nil || holder() != "" {
 		t.Errorf("%v, held by %q", err, holder())
 	}
 	// A person deletes the Lease.
-	if err := lease.Take(t.Context()); err != nil {
+	if err := lease.Acquire(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	m.Cluster.UpdateLease = nil
-	if err := lease.End(t.Context()); err != nil || m.Cluster.UpdateLease != nil || m.Has(controlplane.UpdateLeaseFile) {
+	if err := lease.Release(t.Context()); err != nil || m.Cluster.UpdateLease != nil || m.Has(controlplane.UpdateLeaseFile) {
 		t.Errorf("without the Lease: %v", err)
 	}
-	// The API server does not answer, but UpdateLeaseFile shows that this machine may hold the Lease.
+	// The API server does not answer, but UpdateLeaseFile shows that this machine may hold the
+	// Lease.
 	m.Cluster.AllDown(true)
-	if err := lease.Take(t.Context()); err == nil || !m.Has(controlplane.UpdateLeaseFile) {
+	if err := lease.Acquire(t.Context()); err == nil || !m.Has(controlplane.UpdateLeaseFile) {
 		t.Errorf("%v", err)
 	}
-	if err := lease.End(t.Context()); err == nil || !m.Has(controlplane.UpdateLeaseFile) {
+	if err := lease.Release(t.Context()); err == nil || !m.Has(controlplane.UpdateLeaseFile) {
 		t.Errorf("%v", err)
 	}
 }

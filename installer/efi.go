@@ -24,7 +24,7 @@ const efiGlobal = "8be4df61-93ca-11d2-aa0d-00e098032b8c"
 
 // bootNext creates or finds an entry for the disk's loader, and makes it the next one to boot. dir
 // is the directory in which the kernel shows the firmware's variables.
-func bootNext(dir, arch string, found media.Found) error {
+func bootNext(dir, arch string, found media.DiskContent) error {
 	if found.ESPNumber == 0 {
 		return errors.New("the disk has no EFI system partition")
 	}
@@ -61,7 +61,7 @@ func writeVar(dir, name string, value []byte) error {
 
 // loadOption returns an EFI_LOAD_OPTION that starts the loader on the disk's
 // ESP.
-func loadOption(found media.Found, arch string) ([]byte, error) {
+func loadOption(found media.DiskContent, arch string) ([]byte, error) {
 	guid, err := efiGUID(found.ESP.GUID)
 	if err != nil {
 		return nil, err

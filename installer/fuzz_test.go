@@ -34,7 +34,7 @@ func FuzzVolume(f *testing.F) {
 // FuzzBootNext checks that BootNext names an entry that starts the installed disk, and that
 // existing entries stay, whatever variables the firmware shows.
 func FuzzBootNext(f *testing.F) {
-	found := media.Found{ESPNumber: 1, ESP: gpt.Partition{GUID: "0fc63daf-8483-4772-8e79-3d69d8477de4", Start: 1 << 20, Size: 64 << 20}, Sector: 512}
+	found := media.DiskContent{ESPNumber: 1, ESP: gpt.Partition{GUID: "0fc63daf-8483-4772-8e79-3d69d8477de4", Start: 1 << 20, Size: 64 << 20}, Sector: 512}
 	option, err := loadOption(found, "amd64")
 	if err != nil {
 		f.Fatal(err)

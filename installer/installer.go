@@ -23,6 +23,7 @@ import (
 	"github.com/edgebake/edgebake/builder/device"
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/bytesize"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/overlays/siteconf"
 )
@@ -40,7 +41,7 @@ type Env struct {
 	// Machine returns the identity of this machine.
 	Machine func() siteconf.Machine
 	// BootNext makes the firmware boot that disk at the next start only.
-	BootNext func(path string, found media.Found) error
+	BootNext func(path string, found media.DiskContent) error
 	// PowerOff and Reboot return only if they fail.
 	PowerOff, Reboot func() error
 	// Gone reports whether the installer's own medium was removed.
@@ -49,7 +50,7 @@ type Env struct {
 
 // Source is the installer's image and the disk that contains it.
 type Source struct {
-	Image media.Source
+	Image media.ImageSource
 	Disk  string // the disk that contains the image; "" if none does
 }
 
@@ -77,8 +78,8 @@ func (w *waiting) Error() string { return strings.Join(w.lines, "; ") }
 
 func wait(lines ...string) error { return &waiting{lines, poll} }
 
-// run is the state of one installer.
-type run struct {
+// installation is the state of one installer.
+type installation struct {
 	*Env
 	c    ondisk.Install
 	rule device.Rule
@@ -93,14 +94,14 @@ type run struct {
 }
 
 // sleep waits, and adds the duration to the clock.
-func (r *run) sleep(ctx context.Context, d time.Duration) error {
+func (r *installation) sleep(ctx context.Context, d time.Duration) error {
 	r.clock += d
 	return r.Sleep(ctx, d)
 }
 
 // Run installs the image. It returns shortly before the machine stops, or when ctx ends.
 func Run(ctx context.Context, c ondisk.Install, e *Env) error {
-	r := &run{Env: e, c: c}
+	r := &installation{Env: e, c: c}
 	if c.Version != ondisk.InstallVersion {
 		return fmt.Errorf("%s has version %d, but this program knows only version %d: make the installer again", ondisk.InstallConfig, c.Version, ondisk.InstallVersion)
 	}
@@ -129,7 +130,7 @@ func Run(ctx context.Context, c ondisk.Install, e *Env) error {
 }
 
 // show prints the reason why the installer waits: when it is new, and then every minute.
-func (r *run) show(w *waiting) {
+func (r *installation) show(w *waiting) {
 	text := strings.Join(w.lines, "\n")
 	if text == r.shown && r.clock-r.shownAt < again {
 		return
@@ -142,7 +143,7 @@ func (r *run) show(w *waiting) {
 
 // attempt makes one attempt at the installation. It uses no findings of earlier attempts except
 // begun, because the machine may have changed.
-func (r *run) attempt(ctx context.Context) error {
+func (r *installation) attempt(ctx context.Context) error {
 	src, err := r.Source(ctx)
 	if err != nil {
 		return wait(fmt.Sprintf("waiting for the image %s that this installer carries: %v", r.c.Image, err))
@@ -166,7 +167,7 @@ func (r *run) attempt(ctx context.Context) error {
 
 // allDisks returns the disks except the installer's own, once their list is
 // stable.
-func (r *run) allDisks(ctx context.Context, src Source) ([]seen, error) {
+func (r *installation) allDisks(ctx context.Context, src Source) ([]foundDisk, error) {
 	var before []string
 	for same := time.Duration(0); ; same += poll {
 		disks, err := r.others(ctx, src)
@@ -181,7 +182,7 @@ func (r *run) allDisks(ctx context.Context, src Source) ([]seen, error) {
 			before, same = now, 0
 		}
 		if same >= steady {
-			return look(disks), nil
+			return readDisks(disks), nil
 		}
 		if err := r.sleep(ctx, poll); err != nil {
 			return nil, err
@@ -190,7 +191,7 @@ func (r *run) allDisks(ctx context.Context, src Source) ([]seen, error) {
 }
 
 // others returns the current disks except the installer's own.
-func (r *run) others(ctx context.Context, src Source) ([]device.Disk, error) {
+func (r *installation) others(ctx context.Context, src Source) ([]device.Disk, error) {
 	disks, err := r.Disks(ctx)
 	return slices.DeleteFunc(disks, func(d device.Disk) bool { return d.Path == src.Disk }), err
 }
@@ -204,24 +205,24 @@ func isSame(a, b *device.Disk) bool {
 	return a.Same(&now) && a.Size == b.Size
 }
 
-// seen is a disk with its content.
-type seen struct {
+// foundDisk is a disk with its content.
+type foundDisk struct {
 	device.Disk
-	media.Found
+	media.DiskContent
 	unreadable error
 }
 
-func look(disks []device.Disk) (out []seen) {
+func readDisks(disks []device.Disk) (out []foundDisk) {
 	for _, d := range disks {
-		s := seen{Disk: d}
-		s.Found, s.unreadable = media.Look(d.Path)
+		s := foundDisk{Disk: d}
+		s.DiskContent, s.unreadable = media.ReadDiskContent(d.Path)
 		out = append(out, s)
 	}
 	return out
 }
 
 // line describes a disk for a person who must choose.
-func (s *seen) line(c ondisk.Install) string {
+func (s *foundDisk) line(c ondisk.Install) string {
 	text := "  " + s.Describe()
 	switch {
 	case s.unreadable != nil:
@@ -246,10 +247,10 @@ func (s *seen) line(c ondisk.Install) string {
 }
 
 // unfit returns the reason why the image does not fit on a disk, or "".
-func (s *seen) unfit(c ondisk.Install) string {
+func (s *foundDisk) unfit(c ondisk.Install) string {
 	switch {
 	case s.Size < c.Need:
-		return fmt.Sprintf("too small: the image needs %d MiB", (c.Need+1<<20-1)>>20)
+		return "too small: the image needs " + bytesize.MiB(c.Need)
 	case s.Disk.Sector != 0 && s.Disk.Sector != c.Sector:
 		return fmt.Sprintf("has sectors of %d bytes, but the image is for sectors of %d (disk.sector)", s.Disk.Sector, c.Sector)
 	}
@@ -259,14 +260,14 @@ func (s *seen) unfit(c ondisk.Install) string {
 // mark returns the bytes from which a disk's GUIDs are made. The first half identifies the
 // installer, so that it recognizes its disks. install fills the second half at random, because one
 // installer serves many machines.
-func (r *run) mark() (b [16]byte) {
+func (r *installation) mark() (b [16]byte) {
 	sum := sha256.Sum256([]byte("edgebake installer\x00" + r.c.ID))
 	copy(b[:8], sum[:])
 	return b
 }
 
 // isOwn reports whether this installer has written the disk.
-func (r *run) isOwn(s *seen) bool {
+func (r *installation) isOwn(s *foundDisk) bool {
 	const half = len("01234567-0123-4567")
 	return s.Ours && len(s.GUID) > half && s.GUID[:half] == media.DiskGUID(r.mark())[:half]
 }
@@ -274,11 +275,11 @@ func (r *run) isOwn(s *seen) bool {
 // choice is a disk to install, or one that is installed already.
 type choice struct {
 	disk device.Disk
-	done *seen
+	done *foundDisk
 }
 
 // choose selects a disk by the rule. If it cannot, it returns a *waiting that lists the disks.
-func (r *run) choose(disks []seen) (choice, error) {
+func (r *installation) choose(disks []foundDisk) (choice, error) {
 	switch installed, only := r.installed(disks); {
 	case len(installed) == 1 && (only || !r.c.Reinstall):
 		return choice{done: &installed[0]}, nil
@@ -301,7 +302,7 @@ func (r *run) choose(disks []seen) (choice, error) {
 		return choice{}, wait(r.list(fmt.Sprintf("%d disks match the rule %q, but exactly one must match. Make an installer with a --disk that selects one, or remove the others. Disks:", len(left), r.c.Disk), disks)...)
 	}
 	d := left[0]
-	i := slices.IndexFunc(disks, func(s seen) bool { return s.Path == d.Path })
+	i := slices.IndexFunc(disks, func(s foundDisk) bool { return s.Path == d.Path })
 	if disks[i].Ours && !r.c.Reinstall { // an external disk, which installed ignores
 		return choice{done: &disks[i]}, nil
 	}
@@ -319,8 +320,8 @@ func (r *run) choose(disks []seen) (choice, error) {
 
 // installed returns the disks that this installer has written, with own set. If there are none, it
 // returns the internal disks with any edgebake image.
-func (r *run) installed(disks []seen) (installed []seen, own bool) {
-	var others []seen
+func (r *installation) installed(disks []foundDisk) (installed []foundDisk, own bool) {
+	var others []foundDisk
 	for _, s := range disks {
 		switch {
 		case !s.Ours:
@@ -337,7 +338,7 @@ func (r *run) installed(disks []seen) (installed []seen, own bool) {
 }
 
 // refusals returns the reasons why a disk is not overwritten, one a line.
-func (r *run) refusals(d device.Disk) (lines []string) {
+func (r *installation) refusals(d device.Disk) (lines []string) {
 	for _, why := range d.Refusals {
 		member := slices.Contains(d.Members, why)
 		switch {
@@ -350,7 +351,7 @@ func (r *run) refusals(d device.Disk) (lines []string) {
 	return lines
 }
 
-func (r *run) list(head string, disks []seen) []string {
+func (r *installation) list(head string, disks []foundDisk) []string {
 	out := []string{head}
 	for i := range disks {
 		out = append(out, disks[i].line(r.c))
@@ -362,7 +363,7 @@ func (r *run) list(head string, disks []seen) []string {
 }
 
 // install writes the image to a disk.
-func (r *run) install(ctx context.Context, src Source, d device.Disk) error {
+func (r *installation) install(ctx context.Context, src Source, d device.Disk) error {
 	o, name, err := r.site(src.Image)
 	if err != nil {
 		return err
@@ -391,11 +392,11 @@ func (r *run) install(ctx context.Context, src Source, d device.Disk) error {
 		}
 		return r.PowerOff()
 	}
-	found, err := media.Look(d.Path)
+	found, err := media.ReadDiskContent(d.Path)
 	if err != nil {
 		return err
 	}
-	return r.start(ctx, src, seen{Disk: d, Found: found})
+	return r.start(ctx, src, foundDisk{Disk: d, DiskContent: found})
 }
 
 // errForeign means that the image does not match the one named in the configuration.
@@ -403,7 +404,7 @@ var errForeign = errors.New("the image is not the one that this installer was ma
 
 // site returns the options that fill the slot: with the image's own slot or, from an Inventory,
 // with this machine's Site. name is the name of that Site in the Inventory.
-func (r *run) site(image media.Source) (o media.FlashOptions, name string, err error) {
+func (r *installation) site(image media.ImageSource) (o media.FlashOptions, name string, err error) {
 	s, err := media.ReadImageSlot(image)
 	if err != nil {
 		return o, "", err
@@ -440,7 +441,7 @@ func (r *run) site(image media.Source) (o media.FlashOptions, name string, err e
 }
 
 // write flashes the disk, as edgebake flash does.
-func (r *run) write(ctx context.Context, src Source, d device.Disk, o media.FlashOptions) (*media.Flashed, error) {
+func (r *installation) write(ctx context.Context, src Source, d device.Disk, o media.FlashOptions) (*media.Flashed, error) {
 	t, err := device.Open(d.Path)
 	if err != nil {
 		return nil, err
@@ -471,12 +472,12 @@ func (r *run) write(ctx context.Context, src Source, d device.Disk, o media.Flas
 // stillChosen chooses again among all disks, now that the chosen one is open and cannot be
 // replaced. During the countdown, another disk may have been attached under the same name, or a
 // disk that the rule prefers.
-func (r *run) stillChosen(ctx context.Context, src Source, t *device.Target, d device.Disk) error {
+func (r *installation) stillChosen(ctx context.Context, src Source, t *device.Target, d device.Disk) error {
 	disks, err := r.others(ctx, src)
 	if err != nil {
 		return err
 	}
-	now, err := r.choose(look(disks))
+	now, err := r.choose(readDisks(disks))
 	if err != nil {
 		return err
 	}
@@ -487,7 +488,7 @@ func (r *run) stillChosen(ctx context.Context, src Source, t *device.Target, d d
 }
 
 // progress returns a function that prints a step's progress, one line for each tenth.
-func (r *run) progress() func(step string, done, total int64) {
+func (r *installation) progress() func(step string, done, total int64) {
 	step, tenth := "", int64(-1)
 	return func(s string, done, total int64) {
 		if s != step {
@@ -501,13 +502,13 @@ func (r *run) progress() func(step string, done, total int64) {
 }
 
 // start makes the firmware boot the installed disk.
-func (r *run) start(ctx context.Context, src Source, s seen) error {
+func (r *installation) start(ctx context.Context, src Source, s foundDisk) error {
 	what := "an edgebake image"
 	if s.Name != "" {
 		what = "the edgebake image " + s.Name
 	}
 	r.Say(fmt.Sprintf("this machine is installed: %s has %s", s.Describe(), what))
-	err := r.BootNext(s.Path, s.Found)
+	err := r.BootNext(s.Path, s.DiskContent)
 	if err == nil {
 		r.Say("starting it now; the installer can be removed")
 		if err := r.sleep(ctx, grace); err != nil {

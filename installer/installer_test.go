@@ -125,7 +125,7 @@ func newRoom(t *testing.T, document string, sizes ...int64) *room {
 		t.Fatal(err)
 	}
 	defer p.Close()
-	r := &room{t: t, src: Source{Image: media.Source{Name: image}}, me: siteconf.Machine{Serial: "EB-ONE", MACs: []string{"52:54:00:00:00:09"}}}
+	r := &room{t: t, src: Source{Image: media.ImageSource{Name: image}}, me: siteconf.Machine{Serial: "EB-ONE", MACs: []string{"52:54:00:00:00:09"}}}
 	r.c = ondisk.Install{Version: ondisk.InstallVersion, ID: "0123456789abcdef0123456789abcdef", Image: p.Image.Name, Golden: p.Slot.Golden, Slot: p.SlotSum,
 		Need: p.Need, Sector: p.Sector, Disk: device.OnlyDisk, Then: ondisk.ThenPowerOff}
 	for i, size := range sizes {
@@ -172,7 +172,7 @@ func (r *room) run(limit time.Duration) error {
 		Source:   func(context.Context) (Source, error) { return r.src, nil },
 		Disks:    func(context.Context) ([]device.Disk, error) { return slices.Clone(r.disks), nil },
 		Machine:  func() siteconf.Machine { return r.me },
-		BootNext: func(path string, _ media.Found) error { r.next = path; return r.bootErr },
+		BootNext: func(path string, _ media.DiskContent) error { r.next = path; return r.bootErr },
 		PowerOff: func() error { r.ended = "poweroff"; return nil },
 		Reboot:   func() error { r.ended = "reboot"; return nil },
 		Gone:     func(Source) bool { return r.gone },
@@ -442,7 +442,7 @@ func TestLateDisk(t *testing.T) {
 	ctx := t.Context()
 	e := &Env{Say: func(string) {}, Sleep: func(context.Context, time.Duration) error { return nil },
 		Disks: func(context.Context) ([]device.Disk, error) { return disks(), nil }}
-	found, err := (&run{Env: e, c: r.c}).allDisks(ctx, Source{})
+	found, err := (&installation{Env: e, c: r.c}).allDisks(ctx, Source{})
 	if err != nil || len(found) != 2 || found[0].Path != first || found[1].Path != late.Path {
 		t.Errorf("%v %v", found, err)
 	}
@@ -523,7 +523,7 @@ func TestInventory(t *testing.T) {
 	if i.Slot.State != media.SlotSite || i.Slot.Site == nil || i.Slot.Site.NodeName != "shop-2" || !i.Slot.Site.Token {
 		t.Errorf("%+v", i.Slot)
 	}
-	s, err := media.ReadImageSlot(media.Source{Name: r.disks[0].Path})
+	s, err := media.ReadImageSlot(media.ImageSource{Name: r.disks[0].Path})
 	if err != nil || s.Info.Stamped == 0 {
 		t.Fatalf("%+v %v", s, err)
 	}
@@ -547,7 +547,7 @@ func TestInstallAgain(t *testing.T) {
 		if err := r.run(time.Hour); !errors.Is(err, context.Canceled) {
 			t.Fatalf("%s: %v", at, err)
 		}
-		found, err := media.Look(r.disks[0].Path)
+		found, err := media.ReadDiskContent(r.disks[0].Path)
 		if err != nil || !found.Unfinished {
 			t.Errorf("%s: %+v %v", at, found, err)
 		}
@@ -645,7 +645,7 @@ func TestBootNext(t *testing.T) {
 	if err := r.run(time.Hour); err != nil {
 		t.Fatal(err)
 	}
-	found, err := media.Look(r.disks[0].Path)
+	found, err := media.ReadDiskContent(r.disks[0].Path)
 	if err != nil || !found.Ours || found.ESPNumber != 1 || found.Golden != r.c.Golden || found.Name != "tiny" {
 		t.Fatalf("%+v %v", found, err)
 	}
@@ -680,7 +680,7 @@ func TestBootNext(t *testing.T) {
 	if string(b) != want {
 		t.Errorf("%q\nwant %q", b, want)
 	}
-	if err := bootNext(dir, "amd64", media.Found{}); err == nil {
+	if err := bootNext(dir, "amd64", media.DiskContent{}); err == nil {
 		t.Error("a disk without an ESP")
 	}
 	if g, err := efiGUID("00112233-4455-6677-8899-aabbccddeeff"); err != nil || fmt.Sprintf("%x", g) != "33221100554477668899aabbccddeeff" {

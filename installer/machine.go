@@ -51,7 +51,7 @@ func New(c ondisk.Install) *Env {
 				if err != nil {
 					return Source{}, err
 				}
-				return Source{Image: media.Source{Name: c.URL, Remote: r, Size: r.Size()}}, nil
+				return Source{Image: media.ImageSource{Name: c.URL, Remote: r, Size: r.Size()}}, nil
 			case c.Volume != "":
 				return volume(c.Volume)
 			}
@@ -59,7 +59,7 @@ func New(c ondisk.Install) *Env {
 		},
 		Disks:   disks,
 		Machine: func() siteconf.Machine { return facts.Read("/") },
-		BootNext: func(_ string, found media.Found) error {
+		BootNext: func(_ string, found media.DiskContent) error {
 			const vars = "/sys/firmware/efi/efivars"
 			if err := mount("efivarfs", vars, "efivarfs", 0); err != nil {
 				return err
@@ -116,8 +116,8 @@ func partition(uuid string) (Source, error) {
 }
 
 // mounted returns the image on the mounted file system.
-func mounted() media.Source {
-	return media.Source{Name: filepath.Join(sourceDir, ondisk.InstallImage)}
+func mounted() media.ImageSource {
+	return media.ImageSource{Name: filepath.Join(sourceDir, ondisk.InstallImage)}
 }
 
 // volume mounts the ISO 9660 volume with that name from an optical drive or a stick.

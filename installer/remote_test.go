@@ -22,7 +22,7 @@ import (
 )
 
 // server serves an image. each is called first and may send the response instead.
-func server(t *testing.T, b []byte, each func(n int64, w http.ResponseWriter, r *http.Request) bool) (media.Source, *atomic.Int64) {
+func server(t *testing.T, b []byte, each func(n int64, w http.ResponseWriter, r *http.Request) bool) (media.ImageSource, *atomic.Int64) {
 	t.Helper()
 	var n atomic.Int64
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -37,7 +37,7 @@ func server(t *testing.T, b []byte, each func(n int64, w http.ResponseWriter, r 
 	if err != nil {
 		t.Fatal(err)
 	}
-	return media.Source{Name: s.URL, Remote: r, Size: r.Size()}, &n
+	return media.ImageSource{Name: s.URL, Remote: r, Size: r.Size()}, &n
 }
 
 // TestInstallFromServer installs from a server some of whose responses fail.
@@ -95,7 +95,7 @@ func altered(t *testing.T, image string) (own, disguised []byte) {
 		t.Fatal(err)
 	}
 	defer g.Close()
-	s, err := media.ReadImageSlot(media.Source{Name: image})
+	s, err := media.ReadImageSlot(media.ImageSource{Name: image})
 	if err != nil {
 		t.Fatal(err)
 	}

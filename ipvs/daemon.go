@@ -58,7 +58,7 @@ type Options struct {
 const (
 	// verdictTime is the time after which Ready is called without all verdicts.
 	verdictTime = 3 * time.Second
-	// lookTime is the interval between checks of the files for changes, at times of the beat.
+	// lookTime is the interval between checks of the files for changes, at a tick.
 	lookTime = 2 * keepTick
 )
 
@@ -86,14 +86,14 @@ type Daemon struct {
 // running is a virtual server that is maintained or, if its group is nil, being removed.
 type running struct {
 	*group
-	release func() // the lock
-	cancel  context.CancelFunc
-	done    chan struct{}
+	unlock func() // the lock
+	cancel context.CancelFunc
+	done   chan struct{}
 }
 
 // claimed is a virtual server that is locked for a group that has not started.
 type claimed struct {
-	release func() // the lock
+	unlock func() // the lock
 	// wasRetiring is set if the virtual server was being removed.
 	wasRetiring bool
 }
@@ -173,7 +173,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer d.release(claims) // deferred first, so it runs last: the next daemon may start once the locks are free
+	defer d.unlockAll(claims) // deferred first, so it runs last: the next daemon may start once the locks are free
 	if err := d.openKernel(); err != nil {
 		return err
 	}
@@ -181,7 +181,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 		d.logf("%v", err)
 		cancel(ErrRestart)
 	})
-	d.reconciler.absent, d.reconciler.beat = d.absent.Load(), beat{d.started}
+	d.reconciler.absent, d.reconciler.ticks = d.absent.Load(), tickTimes{d.started}
 	d.reconciler.used = func(vip netip.AddrPort, dests []netip.AddrPort) {
 		if r := d.kept()[vip]; r != nil {
 			r.used(dests)
@@ -254,30 +254,30 @@ func (d *Daemon) begin(ctx context.Context, servers []Server, claims map[netip.A
 	if err := d.apply(ctx, servers, claims); err != nil {
 		return err
 	}
-	for vip := range noted(d.opt.RunDir) {
+	for vip := range readNotes(d.opt.RunDir) {
 		if slices.ContainsFunc(servers, func(s Server) bool { return s.VIP == vip }) {
 			continue
 		}
 		if _, locked := lockedBy(d.opt.RunDir, vip); locked {
 			continue // another daemon maintains it
 		}
-		release, err := d.claim(ctx, vip)
+		unlock, err := d.claim(ctx, vip)
 		if err != nil {
 			d.logChange(vip.String(), err)
 			continue
 		}
-		d.retire(ctx, vip, release)
+		d.retire(ctx, vip, unlock)
 	}
 	return nil
 }
 
-// release releases the locks of all groups, and of the claims without a group.
-func (d *Daemon) release(claims map[netip.AddrPort]claimed) {
+// unlockAll unlocks all groups, and the claims without a group.
+func (d *Daemon) unlockAll(claims map[netip.AddrPort]claimed) {
 	for _, r := range d.all() {
-		r.release()
+		r.unlock()
 	}
 	for _, c := range claims {
-		c.release()
+		c.unlock()
 	}
 }
 
@@ -288,7 +288,7 @@ func (d *Daemon) follow(ctx context.Context, config *watchedFile) {
 	hosts := &watchedFile{path: d.opt.HostsFile}
 	cas := make(map[netip.AddrPort]*watchedFile)
 	hosts.changed()
-	tick := time.NewTimer(d.reconciler.beat.after(0))
+	tick := time.NewTimer(d.reconciler.ticks.after(0))
 	defer tick.Stop()
 	for {
 		all := false
@@ -299,7 +299,7 @@ func (d *Daemon) follow(ctx context.Context, config *watchedFile) {
 			all = true
 			d.logf("reading all files again")
 		case <-tick.C:
-			tick.Reset(d.reconciler.beat.after(lookTime - keepTick))
+			tick.Reset(d.reconciler.ticks.after(lookTime - keepTick))
 		}
 		if (config.changed() || all) && d.opt.Servers == nil {
 			d.reload(ctx)
@@ -375,20 +375,20 @@ func (d *Daemon) replace(ctx context.Context, servers []Server) error {
 		return err
 	}
 	if err := d.apply(ctx, servers, claims); err != nil {
-		d.giveBack(ctx, claims)
+		d.giveBackClaims(ctx, claims)
 		return err
 	}
 	return nil
 }
 
-// giveBack gives back claims that have no group: it releases the lock, or continues the removal
+// giveBackClaims gives back claims that have no group: it unlocks them, or continues the removal
 // that the claim interrupted.
-func (d *Daemon) giveBack(ctx context.Context, claims map[netip.AddrPort]claimed) {
+func (d *Daemon) giveBackClaims(ctx context.Context, claims map[netip.AddrPort]claimed) {
 	for vip, c := range claims {
 		if c.wasRetiring {
-			d.retire(ctx, vip, c.release)
+			d.retire(ctx, vip, c.unlock)
 		} else {
-			c.release()
+			c.unlock()
 		}
 	}
 }
@@ -401,17 +401,17 @@ func (d *Daemon) claimNew(ctx context.Context, servers []Server) (map[netip.Addr
 		if kept[s.VIP] != nil {
 			continue
 		}
-		release, wasRetiring := d.stopRetiring(s.VIP)
+		unlock, wasRetiring := d.stopRetiring(s.VIP)
 		if wasRetiring {
-			claims[s.VIP] = claimed{release, true}
+			claims[s.VIP] = claimed{unlock, true}
 			continue
 		}
-		release, err := d.claim(ctx, s.VIP)
+		unlock, err := d.claim(ctx, s.VIP)
 		if err != nil {
-			d.giveBack(ctx, claims)
+			d.giveBackClaims(ctx, claims)
 			return nil, err
 		}
-		claims[s.VIP] = claimed{release, false}
+		claims[s.VIP] = claimed{unlock, false}
 	}
 	return claims, nil
 }
@@ -427,7 +427,7 @@ func (d *Daemon) kept() map[netip.AddrPort]*running {
 // the locks of the new ones. If apply fails, nothing has changed.
 func (d *Daemon) apply(ctx context.Context, servers []Server, claims map[netip.AddrPort]claimed) error {
 	for _, s := range servers {
-		if err := d.note(s); err != nil {
+		if err := d.addNote(s); err != nil {
 			return err
 		}
 	}
@@ -444,7 +444,7 @@ func (d *Daemon) apply(ctx context.Context, servers []Server, claims map[netip.A
 	}
 	for _, s := range fresh {
 		gctx, cancel := context.WithCancel(ctx)
-		r := &running{group: newGroup(d, s), release: claims[s.VIP].release, cancel: cancel, done: make(chan struct{})}
+		r := &running{group: newGroup(d, s), unlock: claims[s.VIP].unlock, cancel: cancel, done: make(chan struct{})}
 		d.mu.Lock()
 		d.groups[s.VIP] = r
 		d.mu.Unlock()
@@ -459,17 +459,17 @@ func (d *Daemon) apply(ctx context.Context, servers []Server, claims map[netip.A
 		d.mu.Lock()
 		delete(d.groups, vip)
 		d.mu.Unlock()
-		d.retire(ctx, vip, r.release)
+		d.retire(ctx, vip, r.unlock)
 	}
 	return nil
 }
 
 // retire removes a virtual server. A goroutine removes its lines in the hosts file, because another
 // program may hold the lock on that file. Until then the virtual server stays locked.
-func (d *Daemon) retire(ctx context.Context, vip netip.AddrPort, release func()) {
+func (d *Daemon) retire(ctx context.Context, vip netip.AddrPort, unlock func()) {
 	d.reconciler.drop(ctx, vip) // forget, below, reports the error
 	ctx, cancel := context.WithCancel(ctx)
-	p := &running{release: release, cancel: cancel, done: make(chan struct{})}
+	p := &running{unlock: unlock, cancel: cancel, done: make(chan struct{})}
 	d.mu.Lock()
 	d.retiring[vip] = p
 	d.mu.Unlock()
@@ -490,14 +490,14 @@ func (d *Daemon) retire(ctx context.Context, vip netip.AddrPort, release func())
 		}
 		d.mu.Unlock()
 		if mine {
-			release()
+			unlock()
 		}
 	}()
 }
 
 // stopRetiring stops the removal of a virtual server, if there is one, and
-// returns the function that releases its lock.
-func (d *Daemon) stopRetiring(vip netip.AddrPort) (release func(), ok bool) {
+// returns the function that unlocks it.
+func (d *Daemon) stopRetiring(vip netip.AddrPort) (unlock func(), ok bool) {
 	d.mu.Lock()
 	p := d.retiring[vip]
 	delete(d.retiring, vip)
@@ -507,7 +507,7 @@ func (d *Daemon) stopRetiring(vip netip.AddrPort) (release func(), ok bool) {
 	}
 	p.cancel()
 	<-p.done
-	return p.release, true
+	return p.unlock, true
 }
 
 func (d *Daemon) stopAllRetiring() {
@@ -515,8 +515,8 @@ func (d *Daemon) stopAllRetiring() {
 	vips := slices.Collect(maps.Keys(d.retiring))
 	d.mu.Unlock()
 	for _, vip := range vips {
-		if release, ok := d.stopRetiring(vip); ok {
-			release()
+		if unlock, ok := d.stopRetiring(vip); ok {
+			unlock()
 		}
 	}
 }
@@ -526,7 +526,7 @@ func (d *Daemon) stopAllRetiring() {
 func (d *Daemon) forget(ctx context.Context, vip netip.AddrPort) bool {
 	err := errors.Join(d.reconciler.drop(ctx, vip), d.removeFormer(ctx, vip, ""))
 	if err == nil {
-		err = d.unnote(vip)
+		err = d.deleteNote(vip)
 	}
 	if ctx.Err() != nil {
 		return false
@@ -552,7 +552,7 @@ type Leftovers struct {
 // per removed virtual server; the error has one line per virtual server that could not be removed.
 func Clean(ctx context.Context, machine kernel.Kernel, l Leftovers, log func(string)) error {
 	names := make(map[netip.AddrPort][]string)
-	notes := noted(l.RunDir)
+	notes := readNotes(l.RunDir)
 	if l.Noted {
 		maps.Copy(names, notes)
 	}
@@ -561,7 +561,7 @@ func Clean(ctx context.Context, machine kernel.Kernel, l Leftovers, log func(str
 	}
 	for vip := range names {
 		for _, name := range files.NamesAt(l.HostsFile, vip.Addr()) {
-			if !others(notes, names, name) {
+			if !inOtherNotes(notes, names, name) {
 				names[vip] = addName(names[vip], name)
 			}
 		}

@@ -28,13 +28,13 @@ type group struct {
 	vip   netip.AddrPort
 	roots atomic.Pointer[probe.Roots]
 
-	mu        sync.Mutex
-	server    Server
-	list      serverList
-	members   map[netip.AddrPort]*member
-	lastDests []kernel.Dest // the previous real servers, for choose
-	hostsAddr netip.Addr    // address in the hosts file
-	allJudged bool          // every API server has had its first verdict
+	mu         sync.Mutex
+	server     Server
+	list       serverList
+	apiServers map[netip.AddrPort]*apiServer
+	lastDests  []kernel.Dest // the previous real servers, for choose
+	hostsAddr  netip.Addr    // address in the hosts file
+	allJudged  bool          // every API server has had its first verdict
 	// cert is the node's own certificate, certFile the content of its file.
 	cert     *tls.Certificate
 	certFile []byte
@@ -47,8 +47,8 @@ type group struct {
 	wg           sync.WaitGroup
 }
 
-// member is one API server: its watcher and its state.
-type member struct {
+// apiServer is one API server of a group: its watcher and its state.
+type apiServer struct {
 	name   string
 	health health
 	skewed bool
@@ -70,7 +70,7 @@ type member struct {
 const allDownAfter = time.Minute
 
 func newGroup(d *Daemon, s Server) *group {
-	return &group{d: d, vip: s.VIP, server: s, members: make(map[netip.AddrPort]*member), list: newServerList(),
+	return &group{d: d, vip: s.VIP, server: s, apiServers: make(map[netip.AddrPort]*apiServer), list: newServerList(),
 		changed: make(chan struct{}, 1), renew: make(chan struct{}, 1), hostsChanged: make(chan struct{}, 1), judged: make(chan struct{})}
 }
 
@@ -171,7 +171,7 @@ func (g *group) watcherProfile() Profile {
 // count returns the number of API servers in a state. g.mu must be held.
 func (g *group) count(s State) int {
 	n := 0
-	for _, m := range g.members {
+	for _, m := range g.apiServers {
 		if m.health.State == s {
 			n++
 		}
@@ -196,7 +196,7 @@ func (g *group) update(s Server) {
 		wake(g.list.learnNow)
 	}
 	if !reflect.DeepEqual(old.Probe, s.Probe) || old.Profile != s.Profile || old.Rise != s.Rise || old.Fall != s.Fall || old.Host != s.Host || old.Joined != s.Joined {
-		for _, m := range g.members {
+		for _, m := range g.apiServers {
 			if m.cancel != nil { // nil: updateWatchers has not restarted it yet
 				m.cancel()
 				m.cancel = nil // updateWatchers starts it again
@@ -256,7 +256,7 @@ func (g *group) loadCA() {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for _, m := range g.members {
+	for _, m := range g.apiServers {
 		wake(m.renew)
 	}
 	g.retryLearning()
@@ -272,7 +272,7 @@ func (g *group) target(a netip.AddrPort, name string) probe.Target {
 	if t.Roots != nil && !t.Probe.Plain {
 		t.Client = g.client()
 	}
-	if m := g.members[a]; m != nil {
+	if m := g.apiServers[a]; m != nil {
 		t.Sessions = &m.sessions
 	}
 	return t
@@ -306,20 +306,20 @@ func (g *group) updateWatchers(ctx context.Context) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	want := g.list.addresses(g.server.Masters)
-	for a, m := range g.members {
+	for a, m := range g.apiServers {
 		if want[a] != m.name {
 			if m.cancel != nil {
 				m.cancel()
 			}
-			delete(g.members, a)
+			delete(g.apiServers, a)
 		}
 	}
 	for a, name := range want {
-		m := g.members[a]
+		m := g.apiServers[a]
 		if m == nil {
-			m = &member{name: name, renew: make(chan struct{}, 1), probeNow: make(chan struct{}, 1),
+			m = &apiServer{name: name, renew: make(chan struct{}, 1), probeNow: make(chan struct{}, 1),
 				health: health{Rise: g.server.Rise, Fall: g.server.Fall, Since: time.Now()}}
-			g.members[a] = m
+			g.apiServers[a] = m
 		}
 		if m.cancel != nil {
 			continue
@@ -327,7 +327,7 @@ func (g *group) updateWatchers(ctx context.Context) {
 		mctx, cancel := context.WithCancel(ctx)
 		m.cancel = cancel
 		w := &watcher{
-			profile: g.watcherProfile(), fall: g.server.Fall, renew: m.renew, probeNow: m.probeNow, slots: g.d.slots, beat: g.d.reconciler.beat,
+			profile: g.watcherProfile(), fall: g.server.Fall, renew: m.renew, probeNow: m.probeNow, slots: g.d.slots, ticks: g.d.reconciler.ticks,
 			target: func() probe.Target {
 				g.mu.Lock()
 				defer g.mu.Unlock()
@@ -349,7 +349,7 @@ func (g *group) updateWatchers(ctx context.Context) {
 
 // observe records one outcome of a watcher, and returns the new state and
 // whether to probe again soon.
-func (g *group) observe(ctx context.Context, a netip.AddrPort, m *member, c probe.Outcome, err error) (State, bool) {
+func (g *group) observe(ctx context.Context, a netip.AddrPort, m *apiServer, c probe.Outcome, err error) (State, bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if ctx.Err() != nil { // the watcher was stopped
@@ -396,9 +396,9 @@ func (g *group) apply(ctx context.Context) {
 	g.mu.Lock()
 	s := g.server
 	now, alone := time.Now(), g.count(Up) == 0
-	candidates := make([]candidate, 0, len(g.members))
-	via := make([]netip.Addr, 0, len(g.members))
-	for a, m := range g.members {
+	candidates := make([]candidate, 0, len(g.apiServers))
+	via := make([]netip.Addr, 0, len(g.apiServers))
+	for a, m := range g.apiServers {
 		candidates = append(candidates, candidate{a, m.health.State, m.lost(), m.health.slow(), m.health.keeps(now, alone)})
 		via = append(via, a.Addr())
 	}
@@ -409,7 +409,7 @@ func (g *group) apply(ctx context.Context) {
 	previous := g.serving()
 	if g.lastDests = dests; len(g.serving()) > 0 { // if no API server serves, all stay listed
 		g.lastDests = slices.DeleteFunc(slices.Clone(dests), func(d kernel.Dest) bool {
-			m := g.members[d.Addr]
+			m := g.apiServers[d.Addr]
 			return d.Weight == 0 && m != nil && m.health.State != Unknown // one without a verdict may still be draining
 		})
 	}
@@ -468,7 +468,7 @@ func (g *group) hosts(ctx context.Context) {
 	var gone netip.AddrPort
 	if g.d.absent.Load() && old.IsValid() && old != at {
 		a := netip.AddrPortFrom(old, g.vip.Port())
-		if m := g.members[a]; m == nil || m.health.State == Down && at != g.vip.Addr() || m.health.State == Alien {
+		if m := g.apiServers[a]; m == nil || m.health.State == Down && at != g.vip.Addr() || m.health.State == Alien {
 			gone = a
 		}
 	}
@@ -488,7 +488,7 @@ func (g *group) hosts(ctx context.Context) {
 // and removes the lines of former names.
 func (g *group) keepLine(ctx context.Context, s Server, at netip.Addr) error {
 	if s.Host != "" && at.IsValid() {
-		if err := g.d.note(s); err != nil {
+		if err := g.d.addNote(s); err != nil {
 			return err
 		}
 		changed, err := files.KeepHosts(ctx, g.d.opt.HostsFile, g.d.opt.RunDir, files.LineFor(s.Host, at))

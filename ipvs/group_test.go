@@ -20,7 +20,7 @@ func TestUpdatesWhileHostsIsLocked(t *testing.T) {
 	s.Masters = []Master{w.masters[0].master()}
 	w.start(s)
 	w.eventually("it serves", func() bool { return w.daemon.Status().Servers[0].Masters[0].State == "up" })
-	release, err := files.Lock(t.Context(), filepath.Join(w.run, filepath.Base(ondisk.HostsLock)), patience)
+	unlock, err := files.Lock(t.Context(), filepath.Join(w.run, filepath.Base(ondisk.HostsLock)), patience)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -29,7 +29,7 @@ func TestUpdatesWhileHostsIsLocked(t *testing.T) {
 	time.Sleep(100 * time.Millisecond) // long enough that the group waits for the lock
 	cancelled := 0
 	g.mu.Lock()
-	for _, m := range g.members {
+	for _, m := range g.apiServers {
 		stop := m.cancel
 		m.cancel = func() { cancelled++; stop() }
 	}
@@ -43,16 +43,16 @@ func TestUpdatesWhileHostsIsLocked(t *testing.T) {
 	if cancelled != 1 {
 		t.Errorf("one watcher was stopped %d times", cancelled)
 	}
-	release()
+	unlock()
 	w.eventually("it is watched again", func() bool {
 		g.mu.Lock()
 		defer g.mu.Unlock()
-		for _, m := range g.members {
+		for _, m := range g.apiServers {
 			if m.cancel == nil || m.health.Rise != s.Rise {
 				return false
 			}
 		}
-		return len(g.members) == 1
+		return len(g.apiServers) == 1
 	})
 	w.masters[0].stop()
 	w.eventually("and it is seen to go down", func() bool { return w.daemon.Status().Servers[0].Masters[0].State == "down" })
@@ -77,7 +77,7 @@ func TestFailoverWhileHostsIsLocked(t *testing.T) {
 	w.start(s)
 	w.eventually("all serve", serve(w.masters...))
 	w.eventually("the name", func() bool { return w.ours() != "" })
-	release, err := files.Lock(t.Context(), filepath.Join(w.run, filepath.Base(ondisk.HostsLock)), patience)
+	unlock, err := files.Lock(t.Context(), filepath.Join(w.run, filepath.Base(ondisk.HostsLock)), patience)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,7 +99,7 @@ func TestFailoverWhileHostsIsLocked(t *testing.T) {
 	if w.ours() != "" {
 		t.Errorf("the daemon wrote to a hosts file that another program has locked: %s", w.ours())
 	}
-	release()
+	unlock()
 	w.eventually("the name is back", func() bool { return w.ours() == "10.103.97.201 apiserver.cluster.local" })
 }
 
@@ -119,7 +119,7 @@ func TestRemovalWhileHostsIsLocked(t *testing.T) {
 	const names = "10.103.97.1 one, 10.103.97.2 two, 10.103.97.3 three"
 	w.eventually("the names", func() bool { return w.ours() == names })
 	w.eventually("the rules", func() bool { return strings.Count(w.kernel.text(), "rr") == 3 })
-	release, err := files.Lock(t.Context(), filepath.Join(w.run, filepath.Base(ondisk.HostsLock)), patience)
+	unlockHosts, err := files.Lock(t.Context(), filepath.Join(w.run, filepath.Base(ondisk.HostsLock)), patience)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -137,7 +137,7 @@ func TestRemovalWhileHostsIsLocked(t *testing.T) {
 	if got := w.kernel.text(); got != "10.103.97.1:6443 rr" {
 		t.Errorf("left: %s", got)
 	}
-	if got := noted(w.run); w.ours() != names || len(got) != 3 {
+	if got := readNotes(w.run); w.ours() != names || len(got) != 3 {
 		t.Errorf("the lines are %s, noted: %v", w.ours(), got)
 	}
 	if _, locked := lockedBy(w.run, all[2].VIP); !locked {
@@ -156,9 +156,9 @@ func TestRemovalWhileHostsIsLocked(t *testing.T) {
 	unlock()
 	replace(all[0], all[1])
 	w.eventually("the second is kept again", func() bool { return w.kernel.text() == "10.103.97.1:6443 rr 10.103.97.2:6443 rr" })
-	release()
+	unlockHosts()
 	w.eventually("only the third one's line goes", func() bool { return w.ours() == "10.103.97.1 one, 10.103.97.2 two" })
-	w.eventually("and its note", func() bool { return len(noted(w.run)) == 2 })
+	w.eventually("and its note", func() bool { return len(readNotes(w.run)) == 2 })
 	w.eventually("and its lock", func() bool { _, locked := lockedBy(w.run, all[2].VIP); return !locked })
 	if _, locked := lockedBy(w.run, all[1].VIP); !locked {
 		t.Error("the lock of the second virtual server is free")

@@ -48,9 +48,9 @@ const (
 	// is trusted: both must then have been deleted or hidden by RBAC, and the cluster was not just
 	// initialized. If ServiceUID is known, this applies only if access to the Node is denied.
 	maxHidden = 10 * time.Minute
-	// rebornPause multiplies the pause before the next probe of an API server of another cluster:
-	// only a person can repair that.
-	rebornPause = 60
+	// recreatedPause multiplies the pause before the next probe of an API server of another
+	// cluster: only a person can repair that.
+	recreatedPause = 60
 )
 
 // errHidden means that the API server shows neither cluster-info nor the Node.
@@ -127,7 +127,7 @@ func (j *Joined) judge(info, node, service shownUID) (probe.Outcome, error) {
 	noNode := node.status == 200 || node.status == 404 // the Node of another machine, or none
 	switch {
 	case noNode && (info.status == 200 || service.status == 200):
-		return probe.Reborn, err
+		return probe.Recreated, err
 	case noNode && j.ServiceUID != "":
 		// A cluster that was just initialized shows none of the three objects, and may need any
 		// time to create them.
@@ -158,7 +158,7 @@ func uidOf(ctx context.Context, t probe.Target, path string) (shownUID, error) {
 }
 
 // checkCluster checks the cluster of an API server on a new connection.
-func (g *group) checkCluster(ctx context.Context, a netip.AddrPort, m *member) (probe.Outcome, error) {
+func (g *group) checkCluster(ctx context.Context, a netip.AddrPort, m *apiServer) (probe.Outcome, error) {
 	g.mu.Lock()
 	joined, t := g.server.Joined, g.target(a, m.name)
 	g.mu.Unlock()
@@ -180,7 +180,7 @@ func (g *group) checkCluster(ctx context.Context, a netip.AddrPort, m *member) (
 
 // hiddenForLong records the result of a check. It reports whether the API server has shown nothing
 // for maxHidden.
-func (m *member) hiddenForLong(err error, now time.Time) bool {
+func (m *apiServer) hiddenForLong(err error, now time.Time) bool {
 	if !errors.Is(err, errHidden) {
 		m.resetHidden()
 		return false
@@ -192,7 +192,7 @@ func (m *member) hiddenForLong(err error, now time.Time) bool {
 }
 
 // resetHidden forgets how long the API server has shown nothing.
-func (m *member) resetHidden() { m.hiddenSince, m.trustedAnyway = time.Time{}, false }
+func (m *apiServer) resetHidden() { m.hiddenSince, m.trustedAnyway = time.Time{}, false }
 
 // guarded reports whether API servers must show their cluster. g.mu must be
 // held.
@@ -200,6 +200,6 @@ func (g *group) guarded() bool { return g.server.Joined != (Joined{}) }
 
 // lost reports whether an API server is down and does not answer, so that it could come back in
 // another cluster. A server that answers with errors, or late, is still the same one.
-func (m *member) lost() bool {
+func (m *apiServer) lost() bool {
 	return m.health.State == Down && !m.health.Outcome.Answered() && !m.health.slow()
 }

@@ -97,10 +97,10 @@ func TestVouch(t *testing.T) {
 		{"cluster-info was made anew", newInfo, oldNode, probe.OK, false},
 		{"cluster-info was deleted", "404", oldNode, probe.OK, false},
 		{"nobody reads anonymously any more", "401", oldNode, probe.OK, false},
-		{"born again", newInfo, "404", probe.Reborn, false},
-		{"born again, with a machine of that name", newInfo, newNode, probe.Reborn, false},
-		{"born again, and still starting", newInfo, "403", probe.Unshown, false},
-		{"born again, and not published yet", "403", "404", probe.Unshown, true},
+		{"recreated", newInfo, "404", probe.Recreated, false},
+		{"recreated, with a machine of that name", newInfo, newNode, probe.Recreated, false},
+		{"recreated, and still starting", newInfo, "403", probe.Unshown, false},
+		{"recreated, and not published yet", "403", "404", probe.Unshown, true},
 		{"both are gone", "404", "404", probe.Unshown, true},
 		{"hidden, and the node's certificate has expired", "403", "401", probe.Unshown, true},
 		{"starting", "503", "503", probe.Unshown, false},
@@ -142,11 +142,11 @@ func TestVouchByService(t *testing.T) {
 		{"cluster-info was made anew, and the Node deleted", newInfo, "404", oldSvc, probe.OK, false},
 		{"cluster-info was deleted, and the Node is another's", "404", newNode, oldSvc, probe.OK, false},
 		{"cluster-info cannot be read, and the Node was deleted", "", "404", oldSvc, probe.OK, false},
-		{"born again", newInfo, "404", newSvc, probe.Reborn, false},
-		{"born again, and not published yet", "403", "404", newSvc, probe.Reborn, false},
-		{"born again, and never published", "404", newNode, newSvc, probe.Reborn, false},
-		{"born again a moment ago", "403", "404", "404", probe.Unshown, false},
-		{"born again, and nodes may not read Services", newInfo, "404", "403", probe.Reborn, false},
+		{"recreated", newInfo, "404", newSvc, probe.Recreated, false},
+		{"recreated, and not published yet", "403", "404", newSvc, probe.Recreated, false},
+		{"recreated, and never published", "404", newNode, newSvc, probe.Recreated, false},
+		{"recreated a moment ago", "403", "404", "404", probe.Unshown, false},
+		{"recreated, and nodes may not read Services", newInfo, "404", "403", probe.Recreated, false},
 		{"all are hidden", "403", "404", "403", probe.Unshown, false},
 		{"hidden, and the node's certificate has expired", "403", "401", "401", probe.Unshown, true},
 		{"cluster-info and the Service cannot be read", "", "404", "", probe.Closed, false},
@@ -180,7 +180,7 @@ func TestPublishingTakesLong(t *testing.T) {
 	w.eventually("it is away", w.serves("0"))
 	g := w.daemon.kept()[w.s.VIP]
 	g.mu.Lock()
-	for _, m := range g.members {
+	for _, m := range g.apiServers {
 		m.hiddenSince = time.Now().Add(-time.Hour)
 	}
 	g.mu.Unlock()
@@ -203,7 +203,7 @@ func TestPublishingTakesLong(t *testing.T) {
 // before. Another result in between restarts the time.
 func TestHiddenForLong(t *testing.T) {
 	now := time.Now()
-	var m member
+	var m apiServer
 	for _, step := range []struct {
 		after time.Duration
 		err   error
@@ -238,7 +238,7 @@ func TestExcusedOnce(t *testing.T) {
 		w.eventually("it is away", w.serves("0"))
 		if n == 0 {
 			g.mu.Lock()
-			for _, m := range g.members {
+			for _, m := range g.apiServers {
 				m.hiddenSince = time.Now().Add(-maxHidden)
 			}
 			g.mu.Unlock()
@@ -274,7 +274,7 @@ func TestWitnessesChangeOneByOne(t *testing.T) {
 		t.Helper()
 		before := w.says.count()
 		g.mu.Lock()
-		for _, m := range g.members {
+		for _, m := range g.apiServers {
 			wake(m.renew)
 		}
 		g.mu.Unlock()

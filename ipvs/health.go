@@ -66,7 +66,7 @@ func (h *health) observe(c probe.Outcome, now time.Time) bool {
 		h.lateOnly = true
 	}
 	switch {
-	case c == probe.Identity || c == probe.Reborn:
+	case c == probe.Identity || c == probe.Recreated:
 		h.good, h.bad = 0, 0
 		return h.enter(Alien, now) // at once: a wrong identity is not a temporary failure
 	case c.Alive():

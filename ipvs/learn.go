@@ -302,16 +302,16 @@ func (g *group) learn(ctx context.Context) error {
 func (g *group) pickSource() (from probe.Target, configured []Master) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if m := g.members[g.list.source]; m == nil || m.health.State != Up {
+	if m := g.apiServers[g.list.source]; m == nil || m.health.State != Up {
 		g.list.source = netip.AddrPort{}
-		for a, m := range g.members {
+		for a, m := range g.apiServers {
 			if m.health.State == Up {
 				g.list.source = a
 				break
 			}
 		}
 	}
-	if m := g.members[g.list.source]; m != nil {
+	if m := g.apiServers[g.list.source]; m != nil {
 		from = g.target(g.list.source, m.name)
 	}
 	g.list.noSource = from.Roots == nil
@@ -398,7 +398,7 @@ func (g *group) checkLearned(lastUp *time.Time, now time.Time) (changed bool) {
 // held.
 func (g *group) anyUp(masters []Master) bool {
 	for _, m := range masters {
-		for a, known := range g.members {
+		for a, known := range g.apiServers {
 			if known.health.State == Up && a.Port() == m.Port && (known.name == m.Host || a.Addr().String() == m.Host) {
 				return true
 			}

@@ -169,7 +169,7 @@ func TestLearningFails(t *testing.T) {
 		g.server.Profile, g.server.Learn = Metered(), true
 		g.d.opt.ClientCert = cert
 		g.roots.Store(c.roots(t))
-		g.members[netip.MustParseAddrPort(ln.Addr().String())] = &member{name: "127.0.0.1", health: health{State: Up}}
+		g.apiServers[netip.MustParseAddrPort(ln.Addr().String())] = &apiServer{name: "127.0.0.1", health: health{State: Up}}
 		ctx, cancel := context.WithCancel(t.Context())
 		go g.learner(ctx)
 		time.Sleep(24 * time.Hour)
@@ -187,8 +187,8 @@ func TestLearnedAreDown(t *testing.T) {
 	g, _ := namesGroup(t, "", nil, "192.0.2.1:6443")
 	learned, configured := netip.MustParseAddrPort("192.0.2.9:6443"), netip.MustParseAddrPort("192.0.2.1:6443")
 	g.list.learned = []Master{{Host: "192.0.2.9", Port: 6443}}
-	g.members[learned] = &member{name: "192.0.2.9", health: health{State: Down}}
-	g.members[configured] = &member{name: "192.0.2.1", health: health{State: Down}}
+	g.apiServers[learned] = &apiServer{name: "192.0.2.9", health: health{State: Down}}
+	g.apiServers[configured] = &apiServer{name: "192.0.2.1", health: health{State: Down}}
 	now := time.Now()
 	lastUp := now
 	if g.checkLearned(&lastUp, now.Add(allDownAfter/2)) || g.list.allDown {
@@ -197,11 +197,11 @@ func TestLearnedAreDown(t *testing.T) {
 	if !g.checkLearned(&lastUp, now.Add(2*allDownAfter)) || !g.list.allDown {
 		t.Error("the learned list is not given up")
 	}
-	g.members[configured].health.State = Up
+	g.apiServers[configured].health.State = Up
 	if g.checkLearned(&lastUp, now.Add(3*allDownAfter)) || !g.list.allDown {
 		t.Error("a configured API server that is up is dropped again")
 	}
-	g.members[learned].health.State = Up
+	g.apiServers[learned].health.State = Up
 	if !g.checkLearned(&lastUp, now.Add(4*allDownAfter)) || g.list.allDown {
 		t.Error("a learned API server that is up again does not count")
 	}

@@ -27,9 +27,9 @@ func lockedBy(runDir string, vip netip.AddrPort) (pid int, locked bool) {
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 		return 0, false
 	}
-	release, err := files.Lock(context.Background(), path, 0)
+	unlock, err := files.Lock(context.Background(), path, 0)
 	if err == nil {
-		release()
+		unlock()
 		return 0, false
 	}
 	if !errors.Is(err, files.ErrHeld) {
@@ -40,7 +40,7 @@ func lockedBy(runDir string, vip netip.AddrPort) (pid int, locked bool) {
 }
 
 // claim locks a virtual server and serves its status socket.
-func (d *Daemon) claim(ctx context.Context, vip netip.AddrPort) (release func(), err error) {
+func (d *Daemon) claim(ctx context.Context, vip netip.AddrPort) (unlock func(), err error) {
 	dir := d.opt.RunDir
 	if dir == "" {
 		return func() {}, nil
@@ -48,7 +48,7 @@ func (d *Daemon) claim(ctx context.Context, vip netip.AddrPort) (release func(),
 	if err := files.UseRunDir(dir); err != nil {
 		return nil, fmt.Errorf("locking %s: %w", vip, err)
 	}
-	unlock, err := files.Lock(ctx, lockPath(dir, vip), lockTimeout)
+	unlockFile, err := files.Lock(ctx, lockPath(dir, vip), lockTimeout)
 	if errors.Is(err, files.ErrHeld) {
 		who := "another ipvscare"
 		if pid, err := peer(socketPath(dir, vip)); err == nil {
@@ -64,5 +64,5 @@ func (d *Daemon) claim(ctx context.Context, vip netip.AddrPort) (release func(),
 		d.logChange("status", err)
 		hangUp = func() {}
 	}
-	return func() { hangUp(); unlock() }, nil
+	return func() { hangUp(); unlockFile() }, nil
 }

@@ -128,18 +128,18 @@ func TestRunDir(t *testing.T) {
 
 func TestLockFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
-	release, err := files.Lock(t.Context(), path, 0)
+	unlock, err := files.Lock(t.Context(), path, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := files.Lock(t.Context(), path, 20*time.Millisecond); !errors.Is(err, files.ErrHeld) {
 		t.Errorf("a second time: %v", err)
 	}
-	go func(release func()) { time.Sleep(50 * time.Millisecond); release() }(release)
-	if release, err = files.Lock(t.Context(), path, 10*time.Second); err != nil {
-		t.Errorf("after its release: %v", err)
+	go func(unlock func()) { time.Sleep(50 * time.Millisecond); unlock() }(unlock)
+	if unlock, err = files.Lock(t.Context(), path, 10*time.Second); err != nil {
+		t.Errorf("after unlocking it: %v", err)
 	} else {
-		release()
+		unlock()
 	}
 	if err := os.Symlink("/etc/passwd", path+"2"); err != nil {
 		t.Fatal(err)
@@ -157,7 +157,7 @@ func TestHostsLock(t *testing.T) {
 	var wg sync.WaitGroup
 	wg.Go(func() { // acts like firstboot, with a pause between reading and writing
 		for i := range many {
-			release, err := files.Lock(t.Context(), lock, files.HostsTimeout)
+			unlock, err := files.Lock(t.Context(), lock, files.HostsTimeout)
 			if err != nil {
 				t.Error(err)
 				return
@@ -167,7 +167,7 @@ func TestHostsLock(t *testing.T) {
 			if err := files.Replace(file, fmt.Appendf(old, "10.1.0.%d theirs\n", i), 0o644); err != nil {
 				t.Error(err)
 			}
-			release()
+			unlock()
 		}
 	})
 	for i := range many {
@@ -234,10 +234,10 @@ func TestRejectedReloadLetsGo(t *testing.T) {
 		t.Fatal("the second virtual server could not be recorded")
 	}
 	for _, s := range []Server{one, two} {
-		release, err := d.claim(t.Context(), s.VIP)
+		unlock, err := d.claim(t.Context(), s.VIP)
 		if err != nil {
 			t.Fatal(err)
 		}
-		release()
+		unlock()
 	}
 }

@@ -20,13 +20,13 @@ import (
 // before its line is written, and removed after its line. A reboot removes notes and rules, but not
 // the lines in the hosts file; these are recognised by the virtual address.
 
-// note adds a virtual server and its name to the notes.
-func (d *Daemon) note(s Server) error {
+// addNote adds a virtual server and its name to the notes.
+func (d *Daemon) addNote(s Server) error {
 	d.namesMu.Lock()
 	defer d.namesMu.Unlock()
 	names, ok := d.names[s.VIP]
 	if !ok {
-		names = d.leftBy(s.VIP, s.Masters)
+		names = d.leftNames(s.VIP, s.Masters)
 	}
 	if all := addName(names, s.Host); !ok || len(all) > len(names) {
 		return d.setNames(s.VIP, all)
@@ -34,10 +34,10 @@ func (d *Daemon) note(s Server) error {
 	return nil
 }
 
-// leftBy returns the names whose lines an earlier process may have left in the hosts file: lines
+// leftNames returns the names whose lines an earlier process may have left in the hosts file: lines
 // with the virtual address or, without IPVS, with the address of an API server.
-func (d *Daemon) leftBy(vip netip.AddrPort, masters []Master) []string {
-	notes := noted(d.opt.RunDir)
+func (d *Daemon) leftNames(vip netip.AddrPort, masters []Master) []string {
+	notes := readNotes(d.opt.RunDir)
 	names := notes[vip]
 	at := []netip.Addr{vip.Addr()}
 	for _, m := range masters {
@@ -46,7 +46,7 @@ func (d *Daemon) leftBy(vip netip.AddrPort, masters []Master) []string {
 		}
 	}
 	for _, name := range files.NamesAt(d.opt.HostsFile, at...) {
-		if !others(notes, map[netip.AddrPort][]string{vip: nil}, name) {
+		if !inOtherNotes(notes, map[netip.AddrPort][]string{vip: nil}, name) {
 			names = addName(names, name)
 		}
 	}
@@ -74,14 +74,14 @@ func (d *Daemon) configure(servers []Server) {
 	}
 }
 
-// former returns the former names of a virtual server: in remove those whose lines must be removed,
-// in leave those whose lines stay, because another virtual server now has the name.
-func (d *Daemon) former(vip netip.AddrPort, present string) (remove, leave []string) {
+// formerNames returns the former names of a virtual server: in remove those whose lines must be
+// removed, in leave those whose lines stay, because another virtual server now has the name.
+func (d *Daemon) formerNames(vip netip.AddrPort, present string) (remove, leave []string) {
 	d.namesMu.Lock()
 	defer d.namesMu.Unlock()
 	names, ok := d.names[vip]
 	if !ok {
-		names = d.leftBy(vip, nil)
+		names = d.leftNames(vip, nil)
 		d.names[vip] = names
 	}
 	for _, name := range names {
@@ -106,7 +106,7 @@ func (d *Daemon) removeFormer(ctx context.Context, vip netip.AddrPort, present s
 	if d.opt.HostsFile == "" {
 		return nil
 	}
-	remove, gone := d.former(vip, present)
+	remove, gone := d.formerNames(vip, present)
 	var errs []error
 	for _, name := range remove {
 		changed, err := files.KeepHosts(ctx, d.opt.HostsFile, d.opt.RunDir, files.NoLineFor(name, vip.Addr()))
@@ -128,8 +128,8 @@ func (d *Daemon) removeFormer(ctx context.Context, vip netip.AddrPort, present s
 	return errors.Join(append(errs, d.setNames(vip, left))...)
 }
 
-// unnote removes the note of a virtual server.
-func (d *Daemon) unnote(vip netip.AddrPort) error {
+// deleteNote removes the note of a virtual server.
+func (d *Daemon) deleteNote(vip netip.AddrPort) error {
 	d.namesMu.Lock()
 	defer d.namesMu.Unlock()
 	delete(d.names, vip)
@@ -149,8 +149,8 @@ func removeNote(runDir string, vip netip.AddrPort) error {
 	return err
 }
 
-// noted returns the virtual servers that have notes, with their names.
-func noted(runDir string) map[netip.AddrPort][]string {
+// readNotes returns the virtual servers that have notes, with their names.
+func readNotes(runDir string) map[netip.AddrPort][]string {
 	names := make(map[netip.AddrPort][]string)
 	entries, err := os.ReadDir(runDir)
 	if runDir == "" || err != nil {
@@ -168,8 +168,8 @@ func noted(runDir string) map[netip.AddrPort][]string {
 	return names
 }
 
-// others reports whether the name is in the note of a virtual server that ours does not have.
-func others(notes, ours map[netip.AddrPort][]string, name string) bool {
+// inOtherNotes reports whether the name is in the note of a virtual server that ours does not have.
+func inOtherNotes(notes, ours map[netip.AddrPort][]string, name string) bool {
 	for vip := range maps.Keys(notes) {
 		if _, own := ours[vip]; !own && len(addName(notes[vip], name)) == len(notes[vip]) {
 			return true

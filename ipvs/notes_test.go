@@ -83,7 +83,7 @@ func TestHostChanges(t *testing.T) {
 					}
 					w.eventually("the notes say so", func() bool {
 						got := make(map[string]string)
-						for vip, names := range noted(w.run) {
+						for vip, names := range readNotes(w.run) {
 							got[vip.String()] = strings.ToLower(strings.Join(names, " "))
 						}
 						return maps.Equal(got, want)
@@ -109,7 +109,7 @@ func TestHostChangesWhileHostsIsLocked(t *testing.T) {
 	s.Host, s.Masters = "old", []Master{{"127.0.0.1", 1}}
 	w.start(s)
 	w.eventually("the old name", func() bool { return w.ours() == "10.103.97.1 old" })
-	release, err := files.Lock(t.Context(), filepath.Join(w.run, filepath.Base(ondisk.HostsLock)), patience)
+	unlock, err := files.Lock(t.Context(), filepath.Join(w.run, filepath.Base(ondisk.HostsLock)), patience)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,21 +118,21 @@ func TestHostChangesWhileHostsIsLocked(t *testing.T) {
 		if err := w.daemon.replace(w.ctx, []Server{s}); err != nil {
 			t.Fatal(err)
 		}
-		if names := noted(w.run)[s.VIP]; !slices.Contains(names, "old") || !slices.Contains(names, host) {
+		if names := readNotes(w.run)[s.VIP]; !slices.Contains(names, "old") || !slices.Contains(names, host) {
 			t.Errorf("noted: %q", names)
 		}
 	}
 	w.stop()
-	release()
-	if names := noted(w.run)[s.VIP]; !slices.Equal(names, []string{"old", "new", "newer"}) || w.ours() != "10.103.97.1 old" {
+	unlock()
+	if names := readNotes(w.run)[s.VIP]; !slices.Equal(names, []string{"old", "new", "newer"}) || w.ours() != "10.103.97.1 old" {
 		t.Errorf("noted: %q; the hosts file: %s", names, w.ours())
 	}
 	// Clean with flags, which do not name the former host.
 	if err := Clean(t.Context(), w.kernel, Leftovers{Servers: []Server{s}, HostsFile: w.hosts, RunDir: w.run}, w.log); err != nil {
 		t.Fatal(err)
 	}
-	if left := w.ours(); left != "" || len(noted(w.run)) > 0 {
-		t.Errorf("clean leaves %s, noted: %v", left, noted(w.run))
+	if left := w.ours(); left != "" || len(readNotes(w.run)) > 0 {
+		t.Errorf("clean leaves %s, noted: %v", left, readNotes(w.run))
 	}
 }
 
@@ -145,14 +145,14 @@ func TestCleanKeepsTheNoteOfWhatItLeaves(t *testing.T) {
 	if err := os.MkdirAll(w.run, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.note(s); err != nil {
+	if err := d.addNote(s); err != nil {
 		t.Fatal(err)
 	}
 	// A directory cannot be read as a hosts file.
 	if err := Clean(t.Context(), w.kernel, Leftovers{Noted: true, HostsFile: t.TempDir(), RunDir: w.run}, w.log); err == nil {
 		t.Fatal("a directory is no hosts file")
 	}
-	if names := noted(w.run)[s.VIP]; !slices.Equal(names, []string{s.Host}) {
+	if names := readNotes(w.run)[s.VIP]; !slices.Equal(names, []string{s.Host}) {
 		t.Errorf("noted: %q", names)
 	}
 }
@@ -171,11 +171,11 @@ func TestHostChangesOverABoot(t *testing.T) {
 		t.Fatal(err)
 	}
 	second := netip.MustParseAddrPort("10.103.97.1:7443")
-	release, err := files.Lock(t.Context(), lockPath(w.run, second), patience)
+	unlock, err := files.Lock(t.Context(), lockPath(w.run, second), patience)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer release()
+	defer unlock()
 	if err := os.WriteFile(filepath.Join(w.run, second.String()), []byte("port"), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -136,7 +136,7 @@ func TestKeepsConnections(t *testing.T) {
 		{"hangs", []probe.Outcome{probe.Late, probe.Late}, false},
 		{"is dropped", []probe.Outcome{probe.Late, probe.Timeout}, false},
 		{"not ready, then stopped", []probe.Outcome{probe.ServerError, probe.ServerError, probe.Refused}, false},
-		{"another cluster", []probe.Outcome{probe.ServerError, probe.ServerError, probe.Reborn}, false},
+		{"another cluster", []probe.Outcome{probe.ServerError, probe.ServerError, probe.Recreated}, false},
 		{"up again", []probe.Outcome{probe.ServerError, probe.ServerError, probe.OK, probe.OK}, false},
 	} {
 		now := time.Unix(1000, 0)
@@ -157,8 +157,8 @@ func TestKeepsConnections(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		g := newGroup(NewDaemon(Options{Log: func(string) {}}), Server{})
-		a, m := addrAt(1), &member{health: health{Rise: 2, Fall: 2}}
-		g.members[a] = m
+		a, m := addrAt(1), &apiServer{health: health{Rise: 2, Fall: 2}}
+		g.apiServers[a] = m
 		for outage := range 2 { // what the first one leaves behind must not change the second
 			for _, c := range []probe.Outcome{probe.OK, probe.OK, probe.ServerError, probe.ServerError} {
 				g.observe(t.Context(), a, m, c, nil)
@@ -181,15 +181,15 @@ func TestKeepsConnections(t *testing.T) {
 func TestSlowAfterARestart(t *testing.T) {
 	for _, guarded := range []bool{false, true} {
 		now := time.Unix(1000, 0)
-		dead, slow := &member{health: health{Rise: 2, Fall: 2}}, &member{health: health{Rise: 2, Fall: 2}}
+		dead, slow := &apiServer{health: health{Rise: 2, Fall: 2}}, &apiServer{health: health{Rise: 2, Fall: 2}}
 		var serving []kernel.Dest
-		observe := func(m *member, outcomes ...probe.Outcome) {
+		observe := func(m *apiServer, outcomes ...probe.Outcome) {
 			for _, c := range outcomes {
 				now = now.Add(4 * time.Second)
 				m.health.observe(c, now)
 				alone := dead.health.State != Up && slow.health.State != Up
 				var all []candidate
-				for i, m := range []*member{dead, slow} {
+				for i, m := range []*apiServer{dead, slow} {
 					all = append(all, candidate{addrAt(byte(i + 1)), m.health.State, m.lost(), m.health.slow(), m.health.keeps(now, alone)})
 				}
 				serving = choose(all, serving, guarded)
@@ -214,7 +214,7 @@ func TestSlowAfterARestart(t *testing.T) {
 // the only one, it keeps serving; if it is one of two, its connections are not closed.
 func TestKeptByAGuardedNode(t *testing.T) {
 	now := time.Unix(1000, 0)
-	m := &member{health: health{Rise: 2, Fall: 2}}
+	m := &apiServer{health: health{Rise: 2, Fall: 2}}
 	serving := []kernel.Dest{dest(addrAt(1), 1)}
 	for _, c := range []probe.Outcome{probe.OK, probe.ServerError, probe.ServerError, probe.Overdue} {
 		m.health.observe(c, now)
@@ -374,7 +374,7 @@ func TestSlowHealth(t *testing.T) {
 		{"it broke the connection", []probe.Outcome{probe.OK, probe.Late, probe.Late, probe.Closed, probe.Late}, false},
 		{"it refused, and is up again", []probe.Outcome{probe.OK, probe.Refused, probe.Refused, probe.OK, probe.OK, probe.Late, probe.Late}, true},
 		{"another's", []probe.Outcome{probe.OK, probe.Late, probe.Late, probe.Identity}, false},
-		{"another's, and late", []probe.Outcome{probe.OK, probe.Reborn, probe.Late, probe.Late}, false},
+		{"another's, and late", []probe.Outcome{probe.OK, probe.Recreated, probe.Late, probe.Late}, false},
 		{"up", []probe.Outcome{probe.OK, probe.Late}, false},
 	} {
 		h := health{Rise: 2, Fall: 2}

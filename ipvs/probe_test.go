@@ -305,7 +305,7 @@ func senseBy(t testing.TB, m *fakeMaster, p Profile, r *probe.Roots, asked probe
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &sensed{health: health{Rise: 2, Fall: 2}, cancel: cancel, done: make(chan struct{}), needed: make(chan struct{}, 1)}
-	w := &watcher{profile: p, fall: 2, renew: make(chan struct{}, 1), probeNow: s.needed, slots: make(chan struct{}, maxHandshakes), beat: beat{time.Now()},
+	w := &watcher{profile: p, fall: 2, renew: make(chan struct{}, 1), probeNow: s.needed, slots: make(chan struct{}, maxHandshakes), ticks: tickTimes{time.Now()},
 		alone: func() bool { return !s.others.Load() },
 		target: func() probe.Target {
 			return probe.Target{Addr: addrAt(1), Name: "10.0.0.1", SNI: "apiserver.cluster.local",
@@ -525,11 +525,11 @@ func TestSteady(t *testing.T) {
 				if p.Ping == 0 && pings != 0 {
 					t.Errorf("%d pings, want none", pings)
 				} else if p.Ping > 0 && tt.lease == 0 {
-					if most := int64(time.Hour / (p.Ping - room(p.Ping))); pings > most || pings < most/2 {
+					if most := int64(time.Hour / (p.Ping - maxJitter(p.Ping))); pings > most || pings < most/2 {
 						t.Errorf("%d pings, want at most %d", pings, most)
 					}
 				}
-				if most := int64(time.Hour/(p.Ready-room(p.Ready))) + 1; asks > most || asks < most/2 {
+				if most := int64(time.Hour/(p.Ready-maxJitter(p.Ready))) + 1; asks > most || asks < most/2 {
 					t.Errorf("%d requests, want at most %d", asks, most)
 				}
 				if len(s.events) != 1 {
@@ -692,29 +692,29 @@ func TestClassify(t *testing.T) {
 	}
 }
 
-// TestBeat checks that work that can wait is done at times of the beat, after at least four fifths
+// TestTicks checks that work that can wait is done at ticks, after at least four fifths
 // of its interval and at most the whole interval.
 func TestBeat(t *testing.T) {
 	start := time.Now()
-	b := beat{start}
+	b := tickTimes{start}
 	for i := range 2000 {
 		now := start.Add(time.Duration(i) * 7 * time.Millisecond)
 		for _, d := range []time.Duration{300 * time.Millisecond, time.Second, 15 * time.Second, 80 * time.Second} {
 			at := b.within(now, d)
-			if wait := at.Sub(now); wait < d-room(d) || wait > d {
+			if wait := at.Sub(now); wait < d-maxJitter(d) || wait > d {
 				t.Fatalf("%s after the start, %s ahead: in %s", now.Sub(start), d, wait)
 			}
-			if on := at.Sub(start)%keepTick == 0; !on && room(d) >= keepTick {
-				t.Fatalf("%s after the start, %s ahead: off the beat", now.Sub(start), d)
+			if on := at.Sub(start)%keepTick == 0; !on && maxJitter(d) >= keepTick {
+				t.Fatalf("%s after the start, %s ahead: off the ticks", now.Sub(start), d)
 			}
 		}
 	}
-	// Right after the last answer, the next time of the beat is due.
+	// Right after the last answer, the next tick is due.
 	if at := b.within(start.Add(5*time.Millisecond), time.Second); at != start.Add(keepTick) {
 		t.Errorf("a PING is due %s after the last", at.Sub(start))
 	}
-	if at := (beat{}).within(start, time.Second).Sub(start); at < 800*time.Millisecond || at > time.Second {
-		t.Errorf("without a beat: in %s", at)
+	if at := (tickTimes{}).within(start, time.Second).Sub(start); at < 800*time.Millisecond || at > time.Second {
+		t.Errorf("without ticks: in %s", at)
 	}
 	if d := b.after(0); d <= 0 || d > keepTick {
 		t.Errorf("the next moment is %s ahead", d)
@@ -722,7 +722,7 @@ func TestBeat(t *testing.T) {
 	if d := b.after(keepTick); d <= keepTick || d > 2*keepTick {
 		t.Errorf("the one after it is %s ahead", d)
 	}
-	if d := (beat{}).after(0); d != keepTick {
-		t.Errorf("without a beat: %s ahead", d)
+	if d := (tickTimes{}).after(0); d != keepTick {
+		t.Errorf("without ticks: %s ahead", d)
 	}
 }

@@ -48,7 +48,7 @@ type reconciler struct {
 	wake          chan struct{}
 	moduleChanged func(error) // called when IP_VS was loaded or unloaded
 	stats         *stats
-	beat          beat
+	ticks         tickTimes
 
 	want []kernel.Service
 	via  map[netip.AddrPort]routeSource
@@ -81,7 +81,7 @@ func (k *reconciler) run(ctx context.Context) {
 	if err != nil {
 		k.log("cannot watch routes, checking every %s instead: %v", keepFull, err)
 	}
-	tick := time.NewTimer(k.beat.after(0))
+	tick := time.NewTimer(k.ticks.after(0))
 	defer tick.Stop()
 	gather := time.NewTimer(time.Hour)
 	gather.Stop()
@@ -105,7 +105,7 @@ func (k *reconciler) run(ctx context.Context) {
 				k.logChange(k.routes())
 			}
 		case <-tick.C:
-			tick.Reset(k.beat.after(0))
+			tick.Reset(k.ticks.after(0))
 			full := time.Since(last) >= keepFull
 			if full {
 				last = time.Now()

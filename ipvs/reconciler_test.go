@@ -509,7 +509,7 @@ func TestRouteIsRestored(t *testing.T) {
 		m.Routes = map[netip.Addr]netip.Addr{}
 		vip := netip.MustParseAddrPort("10.103.97.2:6443")
 		k := newReconciler(m, t.Logf, new(stats), nil)
-		k.beat = beat{time.Now()}
+		k.ticks = tickTimes{time.Now()}
 		k.want = []kernel.Service{{VIP: vip, Scheduler: "rr"}}
 		k.via[vip] = routeSource{masters: []netip.Addr{addrAt(1).Addr()}}
 		ctx, cancel := context.WithCancel(t.Context())

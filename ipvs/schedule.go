@@ -10,7 +10,7 @@ import (
 // caller passes events and times to it, and performs the actions that it returns.
 type schedule struct {
 	profile *Profile
-	beat    beat
+	ticks   tickTimes
 	h2      bool // HTTP/2; over HTTP/1.1 a PING is sent as a request
 
 	pingDue  time.Time
@@ -55,8 +55,8 @@ const closeAfterAnswer = 2 * time.Second
 
 // newSchedule returns a schedule that starts with a request at readyDue, or immediately if that
 // time has passed.
-func newSchedule(now time.Time, p *Profile, b beat, h2 bool, readyDue time.Time, rtt *latency, apart *spacing) *schedule {
-	s := &schedule{profile: p, beat: b, h2: h2, readyDue: now, began: now, rtt: rtt, spacing: apart, measure: measurePings}
+func newSchedule(now time.Time, p *Profile, b tickTimes, h2 bool, readyDue time.Time, rtt *latency, apart *spacing) *schedule {
+	s := &schedule{profile: p, ticks: b, h2: h2, readyDue: now, began: now, rtt: rtt, spacing: apart, measure: measurePings}
 	if readyDue.After(now) {
 		s.readyDue = readyDue
 	}
@@ -77,7 +77,7 @@ func (s *schedule) wait() time.Duration {
 // postponePing postpones the next PING after a sign of life from the API server.
 func (s *schedule) postponePing(now time.Time) {
 	if s.profile.Ping > 0 {
-		s.pingDue = s.beat.within(now, s.profile.Ping)
+		s.pingDue = s.ticks.within(now, s.profile.Ping)
 	} else { // without PINGs: the requests are sufficient
 		s.pingDue = now.Add(2 * s.profile.Ready)
 	}
@@ -143,7 +143,7 @@ func (s *schedule) pong(now time.Time) {
 		s.measure--
 		s.pingDue = now.Add(s.profile.Tick)
 	case s.profile.Ping > 0:
-		s.pingDue = s.beat.within(s.pinged, s.profile.Ping)
+		s.pingDue = s.ticks.within(s.pinged, s.profile.Ping)
 	default:
 		s.postponePing(now)
 	}
@@ -177,7 +177,7 @@ func (s *schedule) response(now time.Time, answer probe.Outcome, state State, so
 	case state != Up:
 		s.readyDue = now.Add(retry)
 	default:
-		s.readyDue = s.beat.within(now, s.profile.Ready)
+		s.readyDue = s.ticks.within(now, s.profile.Ready)
 		s.notBefore(now.Add(loaded))
 	}
 	s.notBefore(s.spacing.earliest)

@@ -83,7 +83,7 @@ func (g *group) status() ServerStatus {
 		v.HostAddr = g.hostsAddr.String()
 	}
 	serving := g.serving()
-	for a, m := range g.members {
+	for a, m := range g.apiServers {
 		ms := MasterStatus{Addr: a.String(), State: m.health.State.String(), Since: m.health.Since,
 			Serving: slices.Contains(serving, a), Last: m.health.Outcome.String(), Error: m.err, Falls: m.health.Falls}
 		if m.health.State == Unknown && m.err == "" {
@@ -95,7 +95,7 @@ func (g *group) status() ServerStatus {
 		v.Masters = append(v.Masters, ms)
 	}
 	for _, a := range serving { // real servers in use may not be in the list any more
-		if g.members[a] == nil {
+		if g.apiServers[a] == nil {
 			v.Masters = append(v.Masters, MasterStatus{Addr: a.String(), State: "unlisted", Serving: true})
 		}
 	}

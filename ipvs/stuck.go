@@ -10,7 +10,7 @@ import (
 // renews its lease every few seconds, and packets that are not acknowledged are retransmitted.
 // Retransmissions only trigger a probe; they are no verdict.
 
-// stuckEvery is the interval between checks of the node's sockets, at times of the beat.
+// stuckEvery is the interval between checks of the node's sockets, at a tick.
 const stuckEvery = 5 * keepTick
 
 // socketWatcher triggers a probe of API servers that do not acknowledge packets
@@ -20,7 +20,7 @@ func (g *group) socketWatcher(ctx context.Context) {
 	look := time.NewTimer(0)
 	defer look.Stop()
 	for {
-		look.Reset(k.beat.after(stuckEvery - keepTick))
+		look.Reset(k.ticks.after(stuckEvery - keepTick))
 		select {
 		case <-ctx.Done():
 			return
@@ -53,7 +53,7 @@ func (g *group) used(dests []netip.AddrPort) {
 		return
 	}
 	for _, a := range dests {
-		if m := g.members[a]; m != nil {
+		if m := g.apiServers[a]; m != nil {
 			wake(m.probeNow)
 		}
 	}
@@ -67,7 +67,7 @@ func (g *group) suspect(dests []netip.AddrPort, now time.Time) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, a := range dests {
-		m := g.members[a]
+		m := g.apiServers[a]
 		if m != nil && m.health.State == Up && now.Sub(m.suspectedAt) >= suspectPause {
 			m.suspectedAt = now
 			wake(m.probeNow)

@@ -73,8 +73,8 @@ func TestMeteredSensing(t *testing.T) {
 func TestSuspect(t *testing.T) {
 	g, _ := namesGroup(t, "", nil, "192.0.2.1:6443")
 	a := netip.MustParseAddrPort("192.0.2.1:6443")
-	m := &member{probeNow: make(chan struct{}, 1), health: health{State: Up}}
-	g.members[a] = m
+	m := &apiServer{probeNow: make(chan struct{}, 1), health: health{State: Up}}
+	g.apiServers[a] = m
 	asked := ""
 	for i := range 10 {
 		g.suspect([]netip.AddrPort{a, addrAt(9)}, time.Unix(int64(i*5), 0))
@@ -96,10 +96,10 @@ func TestUsed(t *testing.T) {
 		g, _ := namesGroup(t, "", nil, "192.0.2.1:6443")
 		g.server.Profile = p
 		a, b := netip.MustParseAddrPort("192.0.2.1:6443"), netip.MustParseAddrPort("192.0.2.2:6443")
-		members := map[netip.AddrPort]*member{}
+		servers := map[netip.AddrPort]*apiServer{}
 		for _, addr := range []netip.AddrPort{a, b} {
-			members[addr] = &member{probeNow: make(chan struct{}, 1), health: health{State: Up}}
-			g.members[addr] = members[addr]
+			servers[addr] = &apiServer{probeNow: make(chan struct{}, 1), health: health{State: Up}}
+			g.apiServers[addr] = servers[addr]
 		}
 		m := newMemKernel(t)
 		want := kernel.Service{VIP: g.vip, Scheduler: "rr", Dests: []kernel.Dest{{Addr: a, Weight: 1}, {Addr: b, Weight: 1}}}
@@ -131,7 +131,7 @@ func TestUsed(t *testing.T) {
 			look := ""
 			for _, addr := range []netip.AddrPort{a, b} {
 				select {
-				case <-members[addr].probeNow:
+				case <-servers[addr].probeNow:
 					look += addr.Addr().String()[len("192.0.2."):]
 				default:
 				}

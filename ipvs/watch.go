@@ -28,8 +28,8 @@ type watcher struct {
 	slots chan struct{}
 	// count counts requests, PINGs and connections for the metrics.
 	count func(what counter)
-	// beat has the times at which this process wakes up in any case.
-	beat beat
+	// ticks has the times at which this process wakes up in any case.
+	ticks tickTimes
 	// alone reports whether no API server is up, so that probing is urgent.
 	alone func() bool
 	// readyDue is the time of the next request; zero means at once. It is kept across connections,
@@ -93,9 +93,9 @@ func (w *watcher) run(ctx context.Context) {
 					outcome = probe.Late
 				}
 				w.reportFailure(outcome, err)
-				if outcome == probe.Reborn {
+				if outcome == probe.Recreated {
 					w.closeSilent()
-					w.sleep(ctx, jitter(rebornPause*w.profile.Retry))
+					w.sleep(ctx, jitter(recreatedPause*w.profile.Retry))
 					w.failed = 0
 				}
 				continue
@@ -298,12 +298,12 @@ func (w *watcher) round() time.Duration {
 // jitter returns d shortened by a random part, so that nodes that booted
 // together do not act at the same time.
 func jitter(d time.Duration) time.Duration {
-	return d - time.Duration(rand.Int64N(int64(room(d))+1))
+	return d - time.Duration(rand.Int64N(int64(maxJitter(d))+1))
 }
 
-// room returns the maximum by which jitter shortens d: a fifth of d, at most five seconds. More
-// would mean shorter pauses and more packets.
-func room(d time.Duration) time.Duration {
+// maxJitter returns the maximum by which jitter shortens d: a fifth of d, at most five seconds.
+// More would mean shorter pauses and more packets.
+func maxJitter(d time.Duration) time.Duration {
 	return min(d/5, 5*time.Second)
 }
 
@@ -382,7 +382,7 @@ func (w *watcher) hold(ctx context.Context, l *probe.Link, s *schedule) *probe.L
 	if s != nil {
 		s.resume(time.Now())
 	} else {
-		s = newSchedule(time.Now(), &w.profile, w.beat, l.HTTP2, w.readyDue, &w.rtt, &w.spacing)
+		s = newSchedule(time.Now(), &w.profile, w.ticks, l.HTTP2, w.readyDue, &w.rtt, &w.spacing)
 	}
 	w.readyDue = time.Time{}
 	due := time.NewTimer(0)
@@ -475,8 +475,9 @@ func (w *watcher) do(ctx context.Context, l *probe.Link, s *schedule, what actio
 	return nil, err != nil
 }
 
-// broken reports a connection that was closed or failed. If it has never answered a request, a pause
-// follows as after a failed attempt: the server may close each connection after the handshake.
+// broken reports a connection that was closed or failed. If it has never answered a request, a
+// pause follows as after a failed attempt: the server may close each connection after the
+// handshake.
 func (w *watcher) broken(s *schedule, err error) {
 	if s.answered.IsZero() {
 		w.reportFailure(probe.Closed, err)
@@ -548,5 +549,5 @@ func (w *watcher) deferRequest(l *probe.Link) {
 	}
 	w.anonymousCloses++
 	d := max(w.profile.Ready, min(w.profile.Ready<<min(w.anonymousCloses, 8), most))
-	w.readyDue = w.beat.within(now, d)
+	w.readyDue = w.ticks.within(now, d)
 }

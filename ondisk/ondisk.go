@@ -120,8 +120,8 @@ const (
 	UnitKubelet   = "kubelet.service"
 	// UnitContainerd is containerd's unit.
 	UnitContainerd = "containerd.service"
-	// UnitRelease completes an update once the new system is kept.
-	UnitRelease = "edgebake-release.service"
+	// UnitUpdateFinish completes an update once the new system is kept.
+	UnitUpdateFinish = "edgebake-update-finish.service"
 	// UnitHealthy waits until HealthyFile exists.
 	UnitHealthy = "edgebake-healthy.service"
 	// UnitOrders carries out the update that the cluster has ordered, if any. UnitOrdersTimer
@@ -221,16 +221,16 @@ type ImageInfo struct {
 	Partitions []PartitionInfo `json:"partitions,omitempty"`
 }
 
-// release is earlier than the first image of this version. StampDates counts from it if an image's
+// minDate is earlier than the first image of this version. StampDates counts from it if an image's
 // sourceDate is earlier still.
-const release = 1767225600 // 2026-01-01
+const minDate = 1767225600 // 2026-01-01
 
 // StampDates returns the first and last date on which a Site may be stamped onto this image.
 // Stamping rejects other dates, and first boot ignores them: a stamping computer whose clock is
 // years ahead would otherwise set node clocks to a time when all certificates have expired.
 func (i ImageInfo) StampDates() (first, last time.Time) {
 	const day = 24 * time.Hour
-	return time.Unix(i.SourceDate, 0).Add(-day).UTC(), time.Unix(max(i.SourceDate, release), 0).Add(4 * 365 * day).UTC()
+	return time.Unix(i.SourceDate, 0).Add(-day).UTC(), time.Unix(max(i.SourceDate, minDate), 0).Add(4 * 365 * day).UTC()
 }
 
 // ImageRef is a container image in the image.

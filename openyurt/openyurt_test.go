@@ -501,7 +501,7 @@ func TestReleases(t *testing.T) {
 			t.Errorf("%q gives the version %q, want %q", said, got, want)
 		}
 	}
-	if CanBorrow("v1.6") || !CanBorrow("v1.7") {
+	if UsesKubeletCertificate("v1.6") || !UsesKubeletCertificate("v1.7") {
 		t.Error("kubelet's certificate is used since v1.7")
 	}
 	if FormOf(Oldest) != FormStaticPod || FormOf(Newest) != FormUnit || Supported() != "v1.6 to v1.7" || Example() != "v1.7.0" {

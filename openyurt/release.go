@@ -113,8 +113,9 @@ func FirstOf(release string) string {
 	return release + ".0"
 }
 
-// CanBorrow reports whether a release, in the form of Reported, can use kubelet's certificate.
-func CanBorrow(release string) bool {
+// UsesKubeletCertificate reports whether a release, in the form of Reported, can use kubelet's
+// certificate.
+func UsesKubeletCertificate(release string) bool {
 	minor, ok := Minor(FirstOf(release))
 	return ok && FormOf(minor) == FormUnit
 }

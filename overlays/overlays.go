@@ -98,7 +98,7 @@ var enabled = []struct{ unit, target string }{
 	{ondisk.UnitKubelet, "multi-user.target"},
 	{"edgebake-certificates.service", "multi-user.target"},
 	{"edgebake-sshkeys.service", "multi-user.target"},
-	{ondisk.UnitRelease, "multi-user.target"},
+	{ondisk.UnitUpdateFinish, "multi-user.target"},
 	{"etc-kubernetes.mount", "local-fs.target"},
 	{"systemd-networkd.service", "multi-user.target"},
 	{"systemd-networkd.socket", "sockets.target"},

@@ -10,7 +10,7 @@ import (
 	"strings"
 
 	"github.com/edgebake/edgebake/builder/media"
-	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/bytesize"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/update"
 )
@@ -95,7 +95,7 @@ func Diff(a, b string) (*Difference, error) {
 	// build.
 	same := len(d.Facts)+len(d.Packages)+len(d.Images)+len(d.Partitions)+len(d.Groups)+len(d.Files) == 0
 	d.Equal = same && d.A.Golden != "" && d.A.Golden == d.B.Golden
-	if d.Update, err = media.CostOfUpdate(a, media.Source{Name: b}); err != nil && !errors.Is(err, update.ErrNoIndex) && !errors.Is(err, update.ErrBoard) && !errors.Is(err, update.ErrArchives) {
+	if d.Update, err = media.CostOfUpdate(a, media.ImageSource{Name: b}); err != nil && !errors.Is(err, update.ErrNoIndex) && !errors.Is(err, update.ErrBoard) && !errors.Is(err, update.ErrArchives) {
 		return nil, err
 	}
 	return d, nil
@@ -314,13 +314,13 @@ func sizeList(w io.Writer, title string, all []SizeChange) {
 	section(w, title, all, func(c SizeChange) string {
 		switch {
 		case c.A < 0:
-			return fmt.Sprintf("+ %s, %s", c.Name, configs.HumanSize(c.B))
+			return fmt.Sprintf("+ %s, %s", c.Name, bytesize.Human(c.B))
 		case c.B < 0:
-			return fmt.Sprintf("- %s, %s", c.Name, configs.HumanSize(c.A))
+			return fmt.Sprintf("- %s, %s", c.Name, bytesize.Human(c.A))
 		case c.A == c.B:
 			return fmt.Sprintf("~ %s, different contents", c.Name)
 		}
-		return fmt.Sprintf("~ %s, %s -> %s (%+d bytes)", c.Name, configs.HumanSize(c.A), configs.HumanSize(c.B), c.B-c.A)
+		return fmt.Sprintf("~ %s, %s -> %s (%+d bytes)", c.Name, bytesize.Human(c.A), bytesize.Human(c.B), c.B-c.A)
 	})
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/bytesize"
 )
 
 //go:embed page.html
@@ -24,7 +25,7 @@ type number struct {
 }
 
 func bytesAt(path string, n int64) number {
-	return number{path, strconv.FormatInt(n, 10), configs.HumanSize(n)}
+	return number{path, strconv.FormatInt(n, 10), bytesize.Human(n)}
 }
 
 func countAt(path string, n int) number {
@@ -217,7 +218,7 @@ func mapOf(c media.Contents, at string) treemap {
 		r = r.inset(gap / 2)
 		b := box{rect: r, Kind: g.Kind, Name: fit(g.Name, r.W, 7), Title: title(g), Path: fmt.Sprintf("%sgroups.%d.bytes", at, i), Raw: strconv.FormatInt(g.Bytes, 10)}
 		if r.H > 34 && r.W > 60 {
-			b.Size = configs.HumanSize(g.Bytes)
+			b.Size = bytesize.Human(g.Bytes)
 		}
 		if r.H < 15 || r.W < 34 {
 			b.Name = ""
@@ -256,7 +257,7 @@ func innerBoxes(g media.Group, in rect, at string) []box {
 			continue
 		}
 		r = r.inset(gap / 2)
-		b := box{rect: r, Kind: g.Kind, Inner: true, Title: f.Name + ", " + configs.HumanSize(f.Size), Path: path, Raw: strconv.FormatInt(f.Size, 10)}
+		b := box{rect: r, Kind: g.Kind, Inner: true, Title: f.Name + ", " + bytesize.Human(f.Size), Path: path, Raw: strconv.FormatInt(f.Size, 10)}
 		if r.H > 14 && r.W > 40 {
 			b.Name = fit(f.Name[strings.LastIndexByte(f.Name, '/')+1:], r.W, 6.2)
 		}
@@ -270,7 +271,7 @@ func title(g media.Group) string {
 	if g.Version != "" {
 		t += " " + g.Version
 	}
-	return fmt.Sprintf("%s (%s): %s in %s", t, g.Kind, configs.HumanSize(g.Bytes), configs.Count(g.Files, "file"))
+	return fmt.Sprintf("%s (%s): %s in %s", t, g.Kind, bytesize.Human(g.Bytes), configs.Count(g.Files, "file"))
 }
 
 // fit shortens a name so that it fits into width. letter is the width of a letter.

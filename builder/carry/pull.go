@@ -13,6 +13,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/builder/transfer"
+	"github.com/edgebake/edgebake/configs/bytesize"
 	"github.com/edgebake/edgebake/configs/imageref"
 	"github.com/edgebake/edgebake/ondisk/artifact"
 	"github.com/edgebake/edgebake/ondisk/file"
@@ -46,7 +47,7 @@ type InterruptedError struct {
 }
 
 func (e *InterruptedError) Error() string {
-	return fmt.Sprintf("%d of %d MiB are in %s; run the same command again to continue", e.Done>>20, e.Total>>20, e.Partial)
+	return fmt.Sprintf("%s of %s are in %s; run the same command again to continue", bytesize.MiB(e.Done), bytesize.MiB(e.Total), e.Partial)
 }
 
 const lacks = "the registry lacks a part of the image: push the image again"

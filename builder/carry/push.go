@@ -43,7 +43,7 @@ func Push(ctx context.Context, path string, ref imageref.Ref, o Options) (*Pushe
 	}
 	defer g.Close()
 	// Lock the image, so that it cannot be stamped while it is sent.
-	if err := g.Hold(); err != nil {
+	if err := g.LockShared(); err != nil {
 		return nil, err
 	}
 	desc, err := g.Descriptor()

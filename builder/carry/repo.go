@@ -85,7 +85,7 @@ func (r *repo) request(ctx context.Context, method, url string, header http.Head
 	}
 	if err := transport.CheckError(resp, codes...); err != nil {
 		resp.Body.Close()
-		return nil, transfer.After(err, transfer.RetryAfter(resp))
+		return nil, transfer.WithPause(err, transfer.RetryAfter(resp))
 	}
 	return resp, nil
 }
@@ -129,7 +129,7 @@ func mayBeTemporary(err error) bool {
 	var unknown *net.DNSError
 	switch {
 	case errors.As(err, &te):
-		return transfer.MayPass(te.StatusCode)
+		return transfer.IsTemporary(te.StatusCode)
 	case errors.As(err, &unknown):
 		return !unknown.IsNotFound
 	}

@@ -188,7 +188,7 @@ func (d *Disk) IsInternal() bool { return !slices.Contains(external, d.Bus) && !
 func (r Rule) Pick(disks []Disk) []Disk {
 	var left []Disk
 	for _, d := range disks {
-		if r.admits(&d) {
+		if r.matches(&d) {
 			left = append(left, d)
 		}
 	}
@@ -203,7 +203,7 @@ func (r Rule) Pick(disks []Disk) []Disk {
 	return slices.DeleteFunc(left, func(d Disk) bool { return d.Size != best.Size })
 }
 
-func (r Rule) admits(d *Disk) bool {
+func (r Rule) matches(d *Disk) bool {
 	if r.path != "" {
 		real, err := filepath.EvalSymlinks(r.path)
 		return err == nil && real == d.Path

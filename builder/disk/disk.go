@@ -26,6 +26,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder/disk/gpt"
+	"github.com/edgebake/edgebake/configs/bytesize"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/ext4"
 	"github.com/edgebake/edgebake/ondisk/fat"
@@ -280,7 +281,7 @@ func (s *Spec) size(p *Partition, rootA *ondisk.PartitionInfo, bad func(string, 
 	}
 	info.Size = s.fileSystem(p, roundUp(given, Align), bad)
 	if p.Label == ondisk.LabelSlot && (info.Size != ondisk.SlotSize || p.FS != FAT12 && p.FS != FAT16 || len(p.Nodes) > 0) {
-		bad("the slot must be an empty FAT16 (FAT12 with sectors of 4 KiB) of %d MiB", ondisk.SlotSize>>20)
+		bad("the slot must be an empty FAT16 (FAT12 with sectors of 4 KiB) of %s", bytesize.MiB(ondisk.SlotSize))
 	}
 	if p.Grow > 0 || p.HashTree {
 		info.FSSize = info.Size
@@ -300,7 +301,7 @@ type SizeError struct {
 }
 
 func (e *SizeError) Error() string {
-	return fmt.Sprintf("the content and headroom need %d MiB, but the size is %d MiB: increase the size, or remove it to have it computed", roundUp(e.Need, 1<<20)>>20, e.Given>>20)
+	return fmt.Sprintf("the content and headroom need %s, but the size is %s: increase the size, or remove it to have it computed", bytesize.MiB(roundUp(e.Need, 1<<20)), bytesize.MiB(e.Given))
 }
 
 // fileSystem returns the size of a partition's file system in bytes: given or, if given is 0, the

@@ -186,7 +186,7 @@ func (w *writer) write(out *file.Output) error {
 
 // compress compresses the raw image into out.
 func (w *writer) compress(out *file.Output) error {
-	released := int64(0)
+	freed := int64(0)
 	a := Archive{
 		Size: w.layout.Size, Parts: w.layout.Parts,
 		Read: func(b []byte, off int64) (bool, error) {
@@ -204,9 +204,9 @@ func (w *writer) compress(out *file.Output) error {
 			// Release the compressed part of the raw image, so that both files together need no
 			// more space than the raw image alone. Release several chunks at a time, which is
 			// faster.
-			if end := (off + n) / Align * Align; end > released {
-				w.raw.Release(released, end-released)
-				released = end
+			if end := (off + n) / Align * Align; end > freed {
+				w.raw.PunchHole(freed, end-freed)
+				freed = end
 			}
 			w.progress(n, w.total)
 		},

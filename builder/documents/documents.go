@@ -19,6 +19,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/bytesize"
 	"github.com/edgebake/edgebake/configs/joined"
 	"github.com/edgebake/edgebake/configs/sealed"
 	"github.com/edgebake/edgebake/configs/strict"
@@ -37,10 +38,10 @@ const (
 // MaxSize is the largest size of a document in bytes. Disk images are larger.
 const MaxSize = 32 << 20
 
-// Endings and TableEndings are the file name extensions of documents and of tables.
+// Extensions and TableExtensions are the file name extensions of documents and of tables.
 var (
-	Endings      = []string{"yaml", "yml"}
-	TableEndings = []string{"csv", "tsv"}
+	Extensions      = []string{"yaml", "yml"}
+	TableExtensions = []string{"csv", "tsv"}
 )
 
 // Reader reads documents.
@@ -107,20 +108,20 @@ func (r *Reader) Read(name string) (Source, error) {
 	if name == "-" {
 		d.Data, err = io.ReadAll(io.LimitReader(r.Stdin, MaxSize+1))
 		if len(d.Data) > MaxSize {
-			return d, fmt.Errorf("standard input has more than %s: want a YAML document", configs.HumanSize(MaxSize))
+			return d, fmt.Errorf("standard input has more than %s: want a YAML document", bytesize.Human(MaxSize))
 		}
 		return d, err
 	}
 	ending := strings.TrimPrefix(filepath.Ext(name), ".")
 	if fi, err := os.Stat(name); err == nil && fi.Size() > MaxSize {
 		fix := "name the YAML file"
-		if slices.Contains(slices.Concat(Endings, TableEndings), ending) {
+		if slices.Contains(slices.Concat(Extensions, TableExtensions), ending) {
 			fix = "split the document"
 		}
-		return d, fmt.Errorf("%s has %s, but a document may have at most %s: %s", name, configs.HumanSize(fi.Size()), configs.HumanSize(MaxSize), fix)
+		return d, fmt.Errorf("%s has %s, but a document may have at most %s: %s", name, bytesize.Human(fi.Size()), bytesize.Human(MaxSize), fix)
 	}
 	d.Data, err = os.ReadFile(name)
-	if errors.Is(err, fs.ErrNotExist) && slices.Contains(Endings, ending) {
+	if errors.Is(err, fs.ErrNotExist) && slices.Contains(Extensions, ending) {
 		err = fmt.Errorf("%w; `edgebake init` writes an image.yaml and a site.yaml to start from, with --cluster a cluster.yaml", err)
 	}
 	if len(d.Data) == ondisk.SlotSize {
@@ -169,7 +170,7 @@ func In(dir string) (names []string, err error) {
 	}
 	for _, e := range entries {
 		name := filepath.Join(dir, e.Name())
-		if !slices.Contains(Endings, strings.TrimPrefix(filepath.Ext(name), ".")) {
+		if !slices.Contains(Extensions, strings.TrimPrefix(filepath.Ext(name), ".")) {
 			continue
 		}
 		fi, err := os.Stat(name)
@@ -216,7 +217,7 @@ func (r *Reader) decrypt(d Source) ([]byte, error) {
 	}
 	plain, err := id.Open(d.Name, d.Data)
 	if err == nil && len(plain) > MaxSize {
-		err = fmt.Errorf("%s has more than %s decrypted: want a YAML document", d.Name, configs.HumanSize(MaxSize))
+		err = fmt.Errorf("%s has more than %s decrypted: want a YAML document", d.Name, bytesize.Human(MaxSize))
 	}
 	return plain, err
 }

@@ -59,9 +59,9 @@ func (r *Reader) site(d Source, site *configs.Site) (media.Site, error) {
 	if probs := site.Unreachable(); probs != nil && r.Ignition == "" {
 		return media.Site{}, configs.LocateSite(d.Name, d.Data, probs)
 	}
-	out := media.Site{Doc: site, Files: map[string][]byte{}, Read: media.Read{Name: d.Name, Data: d.Data, Ignition: r.Ignition}}
-	if out.Read.Ignition == "" && site.IgnitionFile != "" {
-		out.Read.Ignition = d.Path(site.IgnitionFile)
+	out := media.Site{Doc: site, Files: map[string][]byte{}, Source: media.SiteSource{Name: d.Name, Data: d.Data, Ignition: r.Ignition}}
+	if out.Source.Ignition == "" && site.IgnitionFile != "" {
+		out.Source.Ignition = d.Path(site.IgnitionFile)
 	}
 	user, err := r.inlineFiles(d, site)
 	if err != nil {
@@ -166,7 +166,7 @@ func (r *Reader) inventory(d Source, inv *configs.Inventory) (media.Site, error)
 	if probs := configs.LocateInventory(d.Name, d.Data, unreachable); probs != nil {
 		return media.Site{}, probs
 	}
-	out := media.Site{Inventory: inv, Files: map[string][]byte{}, Read: media.Read{Name: d.Name, Data: d.Data, Ignition: r.Ignition}}
+	out := media.Site{Inventory: inv, Files: map[string][]byte{}, Source: media.SiteSource{Name: d.Name, Data: d.Data, Ignition: r.Ignition}}
 	err := inv.InlineFiles(func(field, p string) (string, error) {
 		b, err := os.ReadFile(d.Path(p))
 		if err != nil {

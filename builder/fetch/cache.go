@@ -57,7 +57,7 @@ func Open(dir string) (*Cache, error) {
 		return nil, fmt.Errorf("opening cache: %w", err)
 	}
 	c := &Cache{dir: dir, until: context.Background()}
-	if err := private(dir); err != nil {
+	if err := makePrivateDirs(dir); err != nil {
 		return nil, fmt.Errorf("opening cache (--cache or EDGEBAKE_CACHE choose another): %w", err)
 	}
 	if err := c.newSession(); err != nil {
@@ -357,7 +357,7 @@ func (c *Cache) place(f *os.File, sha string, v *verdict, force bool) (placed bo
 	}
 	c.saveVerified(sha, fi)
 	c.mark(sha)
-	v.admitted = fi
+	v.valid = fi
 	return true, nil
 }
 

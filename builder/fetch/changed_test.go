@@ -69,7 +69,7 @@ func TestChangedSinceAdmitted(t *testing.T) {
 				t.Fatal("no error for the damaged blob")
 			}
 			put(t, repairer, []byte("kubelet"))
-			for _, when := range []string{"repaired", "admitted again"} {
+			for _, when := range []string{"repaired", "verified again"} {
 				err := c.Unchanged()
 				if err == nil || !strings.Contains(err.Error(), sha) || strings.Contains(err.Error(), other) || !strings.Contains(err.Error(), "run the build again") {
 					t.Errorf("%s: %v", when, err)

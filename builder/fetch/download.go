@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder/transfer"
+	"github.com/edgebake/edgebake/configs/bytesize"
 )
 
 // Download fetches a file into the cache and returns its SHA-256. urls are mirrors (http, https or
@@ -46,7 +47,7 @@ func newDownloader() downloader {
 	return downloader{
 		rounds: 4,
 		pause:  time.Second,
-		client: &http.Client{Transport: StayEncrypted(transfer.Impatient(base, silence))},
+		client: &http.Client{Transport: StayEncrypted(transfer.WithStallTimeout(base, silence))},
 	}
 }
 
@@ -80,10 +81,10 @@ type downloader struct {
 	client *http.Client
 }
 
-// passing is a temporary error.
-type passing struct{ error }
+// temporaryError is an error after which a retry may succeed.
+type temporaryError struct{ error }
 
-func (p passing) Unwrap() error { return p.error }
+func (p temporaryError) Unwrap() error { return p.error }
 
 func (d downloader) fetch(ctx context.Context, c *Cache, urls []string, want string, progress func(done, total int64)) (string, error) {
 	if want != "" && c.Has(want) {
@@ -102,7 +103,7 @@ func (d downloader) fetch(ctx context.Context, c *Cache, urls []string, want str
 			return nil
 		}
 		failed := fmt.Errorf("fetching %s: %w", Redact(urls[i]), err)
-		if !errors.As(err, new(passing)) {
+		if !errors.As(err, new(temporaryError)) {
 			return transfer.Final(failed)
 		}
 		return failed
@@ -189,7 +190,7 @@ func (d downloader) get(ctx context.Context, u string) (*http.Response, error) {
 		if errors.Is(err, errDowngrade) {
 			return nil, err
 		}
-		return nil, passing{err}
+		return nil, temporaryError{err}
 	}
 	if resp.StatusCode == http.StatusOK {
 		return resp, nil
@@ -201,8 +202,8 @@ func (d downloader) get(ctx context.Context, u string) (*http.Response, error) {
 		return nil, fmt.Errorf("%w: other credentials are required (user:password@ in the URL)", err)
 	case code == http.StatusNotFound || code == http.StatusGone:
 		return nil, missing{fmt.Errorf("%w: check version, name and architecture", err)}
-	case transfer.MayPass(code):
-		return nil, passing{transfer.After(err, transfer.RetryAfter(resp))}
+	case transfer.IsTemporary(code):
+		return nil, temporaryError{transfer.WithPause(err, transfer.RetryAfter(resp))}
 	}
 	return nil, err
 }
@@ -219,14 +220,14 @@ func (r responseBody) Read(p []byte) (int, error) {
 	case errors.Is(err, io.ErrUnexpectedEOF):
 		err = errors.New("the connection ended in the middle of the file")
 	}
-	return n, passing{err}
+	return n, temporaryError{err}
 }
 
 // tooLarge returns the error for a file that exceeds the limit. size is -1 if it is unknown.
 func tooLarge(size, limit int64) error {
-	has := fmt.Sprintf("more than %d MiB", limit>>20)
+	has := "more than " + bytesize.MiB(limit)
 	if size >= 0 {
-		has = fmt.Sprintf("%d MiB, and the limit is %d MiB", size>>20, limit>>20)
+		has = bytesize.MiB(size) + ", and the limit is " + bytesize.MiB(limit)
 	}
 	return fmt.Errorf("the file is too large (%s): correct the URL, or use another mirror", has)
 }

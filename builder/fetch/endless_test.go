@@ -36,7 +36,7 @@ func TestEndlessDownload(t *testing.T) {
 	defer srv.Close()
 	for path, want := range map[string]string{
 		"/endless":   "the file is too large (more than 1 MiB)",
-		"/announced": "the file is too large (95367 MiB, and the limit is 1 MiB)",
+		"/announced": "the file is too large (95367.4 MiB, and the limit is 1 MiB)",
 		"/longer":    "the file is too large (more than 1 MiB)",
 		"/good":      "",
 	} {

@@ -270,7 +270,7 @@ func TestOpenRefused(t *testing.T) {
 // quick returns a downloader that waits only briefly.
 func quick() downloader {
 	return downloader{rounds: 3, pause: time.Millisecond,
-		client: &http.Client{Transport: transfer.Impatient(&http.Transport{DisableCompression: true}, 100*time.Millisecond)}}
+		client: &http.Client{Transport: transfer.WithStallTimeout(&http.Transport{DisableCompression: true}, 100*time.Millisecond)}}
 }
 
 func TestDownload(t *testing.T) {

@@ -11,10 +11,10 @@ import (
 // subdirs lists the directories in a cache.
 var subdirs = []string{"blobs", "sound", "used", "keys", "locks", "programs", "tmp"}
 
-// private creates the cache's directories for this user alone. It rejects directories that another
-// user could write to, because the contents of a cache are trusted: they become programs and
-// images.
-func private(dir string) error {
+// makePrivateDirs creates the cache's directories for this user alone. It rejects directories that
+// another user could write to, because the contents of a cache are trusted: they become programs
+// and images.
+func makePrivateDirs(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
@@ -25,11 +25,11 @@ func private(dir string) error {
 	if err != nil {
 		return err
 	}
-	if err := ours(dir, us); err != nil {
+	if err := checkPrivate(dir, us); err != nil {
 		return err
 	}
 	// The cache itself may be a link, and is checked more strictly than its parents.
-	if err := above(filepath.Join(dir, "blobs"), us); err != nil {
+	if err := checkParents(filepath.Join(dir, "blobs"), us); err != nil {
 		return err
 	}
 	var errs []error
@@ -38,7 +38,7 @@ func private(dir string) error {
 		if err := os.MkdirAll(d, 0o700); err != nil {
 			return err
 		}
-		errs = append(errs, ours(d, us))
+		errs = append(errs, checkPrivate(d, us))
 	}
 	return errors.Join(errs...)
 }
@@ -75,21 +75,21 @@ func tighten(dir string) error {
 			return nil // not empty, so not a new cache
 		}
 	}
-	// Ignore the error: if another user owns the directory, the function ours rejects it.
+	// Ignore the error: if another user owns the directory, checkPrivate rejects it.
 	_ = os.Chmod(dir, fi.Mode().Perm()&^0o022)
 	return nil
 }
 
-// above rejects a cache that other users could replace. It checks the parents of dir and, where one
-// is a link, the parents of its target. It accepts sticky directories, such as /tmp, and
+// checkParents rejects a cache that other users could replace. It checks the parents of dir and,
+// where one is a link, the parents of its target. It accepts sticky directories, such as /tmp, and
 // directories that only this user's own group can write to.
-func above(dir string, us uint32) error {
+func checkParents(dir string, us uint32) error {
 	for p := filepath.Dir(dir); ; p = filepath.Dir(p) {
 		fi, err := os.Lstat(p)
 		if err != nil {
 			return err
 		}
-		if err := owned(p, fi, us); err != nil && ownerOf(fi) != hostRoot() {
+		if err := checkOwner(p, fi, us); err != nil && ownerOf(fi) != hostRoot() {
 			return err
 		}
 		shared := fi.Mode()&0o002 != 0 || fi.Mode()&0o020 != 0 && groupOf(fi) != 0 && groupOf(fi) != uint32(os.Getegid())
@@ -106,7 +106,7 @@ func above(dir string, us uint32) error {
 				}
 				to = filepath.Join(from, to)
 			}
-			if err := above(filepath.Join(to, "cache"), us); err != nil {
+			if err := checkParents(filepath.Join(to, "cache"), us); err != nil {
 				return err
 			}
 		case shared && fi.Mode()&fs.ModeSticky == 0:
@@ -128,22 +128,22 @@ func hostRoot() uint32 {
 	return ownerOf(fi)
 }
 
-// owned returns an error unless a file belongs to this user or to root.
-func owned(path string, fi fs.FileInfo, us uint32) error {
+// checkOwner returns an error unless a file belongs to this user or to root.
+func checkOwner(path string, fi fs.FileInfo, us uint32) error {
 	if o := ownerOf(fi); o != us && o != uint32(os.Geteuid()) && o != 0 {
 		return fmt.Errorf("%s belongs to user %d, who could replace programs and inputs in it: use your own cache", path, o)
 	}
 	return nil
 }
 
-// ours returns an error unless only this user and root can write to dir.
-func ours(dir string, us uint32) error {
+// checkPrivate returns an error unless only this user and root can write to dir.
+func checkPrivate(dir string, us uint32) error {
 	for _, stat := range []func(string) (fs.FileInfo, error){os.Lstat, os.Stat} {
 		fi, err := stat(dir)
 		if err != nil {
 			return err
 		}
-		if err := owned(dir, fi, us); err != nil {
+		if err := checkOwner(dir, fi, us); err != nil {
 			return err
 		}
 		if fi.Mode()&fs.ModeSymlink == 0 && fi.Mode()&0o022 != 0 {

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/edgebake/edgebake/configs/bytesize"
 	"github.com/klauspost/compress/zstd"
 	"github.com/ulikunitz/xz"
 	"github.com/ulikunitz/xz/lzma"
@@ -68,7 +69,7 @@ func isTar(head []byte) bool {
 // gigabytes.
 const maxWindow = 512 << 20
 
-var errWindow = fmt.Errorf("uncompressing needs more than %d MiB of memory: compress it again with a smaller dictionary or window", maxWindow>>20)
+var errWindow = fmt.Errorf("uncompressing needs more than %s of memory: compress it again with a smaller dictionary or window", bytesize.MiB(maxWindow))
 
 // openXZ checks the dictionary size in the header of the first block, which the library does not
 // limit.
@@ -142,7 +143,7 @@ func Uncompressed(ctx context.Context, c *Cache, sha string, limit int64) (strin
 				return errWindow
 			}
 			if err == nil && n > limit {
-				return fmt.Errorf("the archive has more than %d MiB uncompressed: check that it is the right archive; if it is, use it uncompressed", limit>>20)
+				return fmt.Errorf("the archive has more than %s uncompressed: check that it is the right archive; if it is, use it uncompressed", bytesize.MiB(limit))
 			}
 			return err
 		})

@@ -54,18 +54,18 @@ func (c *Cache) OnDamage(tell func(sha string)) { c.damaged = tell }
 type verdict struct {
 	mu sync.Mutex
 	// admitted is the state in which the blob was valid, or nil if it was not admitted.
-	admitted fs.FileInfo
+	valid fs.FileInfo
 	// changed means that the file's state has changed since then: bytes read from it may be wrong.
 	changed bool
 }
 
 // look sets changed if the blob's file is no longer in the admitted state.
 func (v *verdict) look(path string) {
-	if v.admitted == nil {
+	if v.valid == nil {
 		return
 	}
-	if fi, err := os.Lstat(path); err != nil || !sameState(fi, v.admitted) {
-		v.admitted, v.changed = nil, true
+	if fi, err := os.Lstat(path); err != nil || !sameState(fi, v.valid) {
+		v.valid, v.changed = nil, true
 	}
 }
 
@@ -86,15 +86,15 @@ func (c *Cache) Has(sha string) bool {
 // has is like Has, for a caller that holds v.mu. It returns nil, or the reason why the blob cannot
 // be used.
 func (c *Cache) has(sha string, v *verdict) (err error) {
-	if v.look(c.BlobPath(sha)); v.admitted == nil {
-		v.admitted, err = c.admit(sha)
+	if v.look(c.BlobPath(sha)); v.valid == nil {
+		v.valid, err = c.verifyFirstUse(sha)
 	}
 	return err
 }
 
-// admit checks a blob before its first use in this session, marks it as used, and returns its
-// state. While admit runs, Prune cannot remove the blob.
-func (c *Cache) admit(sha string) (fs.FileInfo, error) {
+// verifyFirstUse checks a blob before its first use in this session, marks it as used, and returns
+// its state. While admit runs, Prune cannot remove the blob.
+func (c *Cache) verifyFirstUse(sha string) (fs.FileInfo, error) {
 	if !isSHA256(sha) {
 		return nil, fs.ErrNotExist
 	}

@@ -160,7 +160,7 @@ func (c *Cache) untouched(sha string) bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.look(c.BlobPath(sha))
-	return v.admitted != nil && !v.changed
+	return v.valid != nil && !v.changed
 }
 
 // TestUntouched checks that a write after the verification is found.

@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/bytesize"
 	"github.com/edgebake/edgebake/configs/imageref"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/tree"
@@ -201,9 +202,9 @@ func (r Report) Text(what string) string {
 	}
 	fmt.Fprintf(&b, "%-*s  %-*s  %10s  %10s\n", ref, "IMAGE", digest, "DIGEST", "SIZE", "SHARED")
 	for _, i := range r.Images {
-		fmt.Fprintf(&b, "%-*s  %-*s  %10s  %10s\n", ref, i.Ref, digest, i.Digest, configs.HumanSize(i.Size), configs.HumanSize(i.Shared))
+		fmt.Fprintf(&b, "%-*s  %-*s  %10s  %10s\n", ref, i.Ref, digest, i.Digest, bytesize.Human(i.Size), bytesize.Human(i.Shared))
 	}
-	fmt.Fprintf(&b, "%s, %s, %s %s\n", configs.Count(len(r.Images), "image"), configs.Count(r.Layers, "layer"), configs.HumanSize(r.Size), what)
+	fmt.Fprintf(&b, "%s, %s, %s %s\n", configs.Count(len(r.Images), "image"), configs.Count(r.Layers, "layer"), bytesize.Human(r.Size), what)
 	return b.String()
 }
 

@@ -13,7 +13,7 @@ import (
 	"sync"
 
 	"github.com/edgebake/edgebake/builder/fetch"
-	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/bytesize"
 	"github.com/edgebake/edgebake/configs/imageref"
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
@@ -183,7 +183,7 @@ func (d *digestReader) explain(err error) error {
 	// The digest is right, so fetching the blob again would not help.
 	switch {
 	case errors.Is(err, zstd.ErrWindowSizeExceeded):
-		return fmt.Errorf("uncompressing the layer: %w: have the image pushed again with windows of at most %s (zstd --long=29), the limit of containerd", errLargeWindow, configs.HumanSize(maxWindow))
+		return fmt.Errorf("uncompressing the layer: %w: have the image pushed again with windows of at most %s (zstd --long=29), the limit of containerd", errLargeWindow, bytesize.Human(maxWindow))
 	case errors.Is(err, zstd.ErrUnknownDictionary):
 		return errors.New("uncompressing the layer: it was compressed with a zstd dictionary, which containerd does not support: have the image pushed again without one")
 	}

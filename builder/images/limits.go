@@ -6,7 +6,7 @@ import (
 	"io"
 	"sync/atomic"
 
-	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/bytesize"
 )
 
 // A small image can claim huge contents: a layer of 3 KiB can contain a file of many GiB, or
@@ -91,7 +91,7 @@ func (b *budget) step() error {
 // hole counts the holes of a sparse file of size bytes.
 func (b *budget) hole(size int64) error {
 	if size < 0 || size > b.maxHoles-b.holes {
-		return &LimitError{fmt.Sprintf("it is a sparse file of %s, and the sparse files of all images may have at most %s together", configs.HumanSize(size), configs.HumanSize(b.maxHoles)), fieldMaxLayer}
+		return &LimitError{fmt.Sprintf("it is a sparse file of %s, and the sparse files of all images may have at most %s together", bytesize.Human(size), bytesize.Human(b.maxHoles)), fieldMaxLayer}
 	}
 	b.holes += size
 	return nil
@@ -143,14 +143,14 @@ func (l *limited) Read(p []byte) (int, error) {
 func (l *limited) count(n int64) error {
 	l.n += n
 	if l.n > l.limit.layer {
-		return &LimitError{"its uncompressed size is more than " + configs.HumanSize(l.limit.layer), fieldMaxLayer}
+		return &LimitError{"its uncompressed size is more than " + bytesize.Human(l.limit.layer), fieldMaxLayer}
 	}
 	if l.limit.image == nil {
 		return nil
 	}
 	l.taken += n
 	if l.limit.image.Add(-n) < 0 {
-		return &LimitError{fmt.Sprintf("the uncompressed layers of the image have more than %s (%d times the limit of one layer)", configs.HumanSize(imageLayers*l.limit.layer), imageLayers), fieldMaxLayer}
+		return &LimitError{fmt.Sprintf("the uncompressed layers of the image have more than %s (%d times the limit of one layer)", bytesize.Human(imageLayers*l.limit.layer), imageLayers), fieldMaxLayer}
 	}
 	return nil
 }

@@ -13,9 +13,9 @@ import (
 	"github.com/edgebake/edgebake/configs/imageref"
 )
 
-// Wanted is an image to include. It comes from a field of the Image ("images[2]"), or from a
+// ListedImage is an image to include. It comes from a field of the Image ("images[2]"), or from a
 // manifest ("manifests/app.yaml:12: Deployment web").
-type Wanted struct {
+type ListedImage struct {
 	configs.ContainerImage
 	Name            imageref.Ref // Ref parsed; zero if Ref is invalid
 	Field, Manifest string
@@ -23,9 +23,9 @@ type Wanted struct {
 
 // Listing is the result of List.
 type Listing struct {
-	Images []Wanted
+	Images []ListedImage
 	// Mentions lists references in manifests that no pod of the manifests runs.
-	Mentions []Found
+	Mentions []Reference
 	// PassedOver lists custom resources without a pod template, such as "Prometheus main
 	// (app.yaml:3)". Their operators may start images that the manifests do not name.
 	PassedOver []string
@@ -41,14 +41,14 @@ func List(img *configs.Image, dir string) (Listing, error) {
 	var l Listing
 	have := map[imageref.Ref]bool{}
 	var errs []error
-	named := func(i configs.ContainerImage, field string) (Wanted, bool) {
+	named := func(i configs.ContainerImage, field string) (ListedImage, bool) {
 		r, err := imageref.Parse(i.Ref)
 		if err != nil {
 			errs = append(errs, &configs.FieldError{Path: field, Err: err})
 		}
-		return Wanted{ContainerImage: i, Name: r, Field: field}, err == nil
+		return ListedImage{ContainerImage: i, Name: r, Field: field}, err == nil
 	}
-	add := func(w Wanted) {
+	add := func(w ListedImage) {
 		if !have[w.Name] {
 			have[w.Name] = true
 			l.Images = append(l.Images, w)
@@ -74,7 +74,7 @@ func List(img *configs.Image, dir string) (Listing, error) {
 	ignored := ignoring(img.ImagesIgnore)
 	for _, f := range m.run {
 		if !ignored.matches(f) {
-			add(Wanted{ContainerImage: configs.ContainerImage{Ref: f.Ref.String()}, Name: f.Ref, Manifest: f.Where})
+			add(ListedImage{ContainerImage: configs.ContainerImage{Ref: f.Ref.String()}, Name: f.Ref, Manifest: f.Where})
 		}
 	}
 	for _, f := range m.mentions {
@@ -101,7 +101,7 @@ func (l *Listing) lacks(img *configs.Image) (notes []string) {
 	if img.Containerd.Sandbox == "" {
 		notes = append(notes, "containerd.sandbox names no pause image, so containerd pulls its default pause image before a node's first pod starts; for nodes without a registry, add a pause image to images and name it in containerd.sandbox")
 	}
-	if !slices.ContainsFunc(l.Images, func(w Wanted) bool { return strings.HasSuffix("/"+w.Name.Path, "/kube-proxy") }) {
+	if !slices.ContainsFunc(l.Images, func(w ListedImage) bool { return strings.HasSuffix("/"+w.Name.Path, "/kube-proxy") }) {
 		notes = append(notes, fmt.Sprintf("the image contains no kube-proxy, so nodes pull it if the cluster runs it: add its image (kube-proxy:%s) to images", v))
 	}
 	return notes
@@ -133,7 +133,7 @@ func ignoring(patterns []string) *ignoreList {
 
 // matches reports whether a pattern matches the full reference, or the reference as the manifest
 // writes it.
-func (l *ignoreList) matches(f Found) bool {
+func (l *ignoreList) matches(f Reference) bool {
 	found := false
 	for n, p := range l.patterns {
 		for _, s := range []string{f.Ref.String(), f.Text} {
@@ -211,15 +211,15 @@ func fromManifests(dir string, globs []string) (manifestImages, error) {
 }
 
 // byRef sorts by reference and removes duplicates.
-func byRef(found []Found) []Found {
-	slices.SortStableFunc(found, func(a, b Found) int { return cmp.Compare(a.Ref.String(), b.Ref.String()) })
-	return slices.CompactFunc(found, func(a, b Found) bool { return a.Ref == b.Ref })
+func byRef(found []Reference) []Reference {
+	slices.SortStableFunc(found, func(a, b Reference) int { return cmp.Compare(a.Ref.String(), b.Ref.String()) })
+	return slices.CompactFunc(found, func(a, b Reference) bool { return a.Ref == b.Ref })
 }
 
 // firstOfEach removes duplicate references. It keeps the order of files and lines.
-func firstOfEach(found []Found) []Found {
+func firstOfEach(found []Reference) []Reference {
 	seen := map[imageref.Ref]bool{}
-	return slices.DeleteFunc(found, func(f Found) bool {
+	return slices.DeleteFunc(found, func(f Reference) bool {
 		again := seen[f.Ref]
 		seen[f.Ref] = true
 		return again

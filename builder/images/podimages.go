@@ -15,8 +15,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Found is an image reference in a manifest.
-type Found struct {
+// Reference is an image reference in a manifest.
+type Reference struct {
 	Ref   imageref.Ref
 	Text  string // as written in the manifest
 	Where string // such as "manifests/app.yaml:12: Deployment web"
@@ -24,9 +24,9 @@ type Found struct {
 
 // manifestImages is the result of scanning manifests.
 type manifestImages struct {
-	run        []Found  // images that pods run
-	mentions   []Found  // other mentioned images
-	passedOver []string // see Listing.PassedOver
+	run        []Reference // images that pods run
+	mentions   []Reference // other mentioned images
+	passedOver []string    // see Listing.PassedOver
 }
 
 // scan is the state of reading one file with manifests.
@@ -175,7 +175,7 @@ func (o *object) run(image *yaml.Node) {
 	ref, err := imageref.Parse(image.Value)
 	switch {
 	case err == nil:
-		o.scan.run = append(o.scan.run, Found{ref, image.Value, where})
+		o.scan.run = append(o.scan.run, Reference{ref, image.Value, where})
 	case strings.Contains(image.Value, "{{"):
 		o.errs = append(o.errs, fmt.Errorf("%s: %q: %s", where, image.Value, manifest.Unrendered))
 	default:
@@ -188,7 +188,7 @@ func (o *object) where(n *yaml.Node) string { return fmt.Sprintf("%s:%d: %s", o.
 // mention records a text if it is an image reference with a tag or a digest.
 func (o *object) mention(n *yaml.Node, text string) {
 	if ref, err := imageref.Parse(text); err == nil {
-		o.mentions = append(o.mentions, Found{ref, text, o.where(n)})
+		o.mentions = append(o.mentions, Reference{ref, text, o.where(n)})
 	}
 }
 

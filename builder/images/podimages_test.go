@@ -134,7 +134,7 @@ spec: {template: {spec: {containers: [{image: r.test/job:1, command: [sh, -c, "c
 			if err != nil {
 				t.Fatal(err)
 			}
-			refs := func(found []Found) (list []string) {
+			refs := func(found []Reference) (list []string) {
 				for _, f := range byRef(found) {
 					list = append(list, f.Ref.String())
 				}

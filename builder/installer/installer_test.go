@@ -259,7 +259,7 @@ func checkImage(t *testing.T, part string, p *media.Payload) {
 	if err := os.WriteFile(file, b, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s, err := media.ReadImageSlot(media.Source{Name: file})
+	s, err := media.ReadImageSlot(media.ImageSource{Name: file})
 	if err != nil || !strings.Contains(string(s.Files[ondisk.SlotSite]), `nodeName: "berlin-7"`) || s.Info.Golden != p.Slot.Golden {
 		t.Errorf("%+v %v", s, err)
 	}

@@ -50,39 +50,39 @@ func (m *Image) root() (siteconf.Root, error) {
 	if _, err := r.Lstat(ondisk.StateFile); err == nil || system.Info().NeedsRecovery || data.Info().NeedsRecovery {
 		return nil, nil
 	}
-	return &seen{root: r, found: map[string]foundOrNot{}, files: map[string]fileOrNot{}}, nil
+	return &rootCache{root: r, found: map[string]lookupResult{}, files: map[string]readResult{}}, nil
 }
 
-// seen caches lookups in root, which thousands of Sites repeat. It is safe for concurrent use.
-type seen struct {
+// rootCache caches lookups in root, which thousands of Sites repeat. It is safe for concurrent use.
+type rootCache struct {
 	root
 	mu    sync.Mutex
-	found map[string]foundOrNot
-	files map[string]fileOrNot
+	found map[string]lookupResult
+	files map[string]readResult
 }
 
-type foundOrNot struct {
-	siteconf.Found
+type lookupResult struct {
+	siteconf.FileInfo
 	err error
 }
 
-type fileOrNot struct {
+type readResult struct {
 	b   []byte
 	err error
 }
 
-func (s *seen) Lstat(p string) (siteconf.Found, error) {
+func (s *rootCache) Lstat(p string) (siteconf.FileInfo, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f, ok := s.found[p]
 	if !ok {
-		f.Found, f.err = s.root.Lstat(p)
+		f.FileInfo, f.err = s.root.Lstat(p)
 		s.found[p] = f
 	}
-	return f.Found, f.err
+	return f.FileInfo, f.err
 }
 
-func (s *seen) ReadFile(p string) ([]byte, error) {
+func (s *rootCache) ReadFile(p string) ([]byte, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f, ok := s.files[p]
@@ -101,13 +101,13 @@ func (r root) place(p string) (*ext4.Reader, string) {
 	return r.system, strings.TrimPrefix(p, "/")
 }
 
-func (r root) Lstat(p string) (siteconf.Found, error) {
+func (r root) Lstat(p string) (siteconf.FileInfo, error) {
 	fsys, name := r.place(p)
 	n, err := fsys.Stat(name)
 	if err != nil {
-		return siteconf.Found{}, err
+		return siteconf.FileInfo{}, err
 	}
-	f := siteconf.Found{Link: n.Target}
+	f := siteconf.FileInfo{Link: n.Target}
 	switch n.Mode & tree.ModeType {
 	case tree.ModeDir:
 		f.Mode = fs.ModeDir
@@ -158,11 +158,11 @@ func (m *Image) problems(s Site) (configs.Problems, error) {
 	return append(s.TokensElsewhere(), s.each(check)...), nil
 }
 
-// each calls check for each Site and returns the problems. If s.Read is set, they contain their
+// each calls check for each Site and returns the problems. If s.Source is set, they contain their
 // places in the document.
 func (s Site) each(check func(site *configs.Site, spreadIsDefault bool) configs.Problems) configs.Problems {
 	if s.Doc != nil {
-		return s.Read.site(check(s.Doc, s.Doc.SpreadSeconds == s.DefaultSpread))
+		return s.Source.site(check(s.Doc, s.Doc.SpreadSeconds == s.DefaultSpread))
 	}
 	var probs []configs.Problems
 	if s.Inventory != nil {
@@ -170,7 +170,7 @@ func (s Site) each(check func(site *configs.Site, spreadIsDefault bool) configs.
 			probs = append(probs, check(&s.Inventory.Sites[i].Site, !s.Inventory.WritesSpread(i)))
 		}
 	}
-	return s.Read.inventory(probs)
+	return s.Source.inventory(probs)
 }
 
 // TokensElsewhere reports bootstrap tokens in other files of the slot. The machine does not remove
@@ -182,7 +182,7 @@ func (s Site) TokensElsewhere() configs.Problems {
 			found, called := false, name
 			switch {
 			case name == ondisk.SlotIgnition:
-				found, called = ignition.Holds(s.Files[name], token), cmp.Or(s.Read.Ignition, name)
+				found, called = ignition.Holds(s.Files[name], token), cmp.Or(s.Source.Ignition, name)
 			case strings.HasPrefix(name, ondisk.SlotFilesDir+"/") && !token.IsZero():
 				found = bytes.Contains(s.Files[name], []byte(token.Reveal()))
 			}
@@ -208,8 +208,8 @@ func (m *Image) unknownFields(site *configs.Site, spreadIsDefault bool) (probs c
 }
 
 // site adds places in the document to the problems of a Site.
-func (r Read) site(probs configs.Problems) configs.Problems {
-	own, ignition := r.apart(probs)
+func (r SiteSource) site(probs configs.Problems) configs.Problems {
+	own, ignition := r.split(probs)
 	if r.Name != "" {
 		own = configs.LocateSite(r.Name, r.Data, own)
 	}
@@ -218,12 +218,12 @@ func (r Read) site(probs configs.Problems) configs.Problems {
 
 // inventory adds places in the document to the problems of each Site. It reports problems of the
 // shared Ignition config once.
-func (r Read) inventory(sites []configs.Problems) configs.Problems {
+func (r SiteSource) inventory(sites []configs.Problems) configs.Problems {
 	own := make([]configs.Problems, len(sites))
 	var shared configs.Problems
 	for i, probs := range sites {
 		var ignition configs.Problems
-		own[i], ignition = r.apart(probs)
+		own[i], ignition = r.split(probs)
 		for _, p := range ignition {
 			if !slices.Contains(shared, p) {
 				shared = append(shared, p)
@@ -233,9 +233,9 @@ func (r Read) inventory(sites []configs.Problems) configs.Problems {
 	return append(configs.LocateInventory(r.Name, r.Data, own), shared...)
 }
 
-// apart separates problems of a Site from problems of its Ignition config. The latter get the name
+// split separates problems of a Site from problems of its Ignition config. The latter get the name
 // of the config's file.
-func (r Read) apart(probs configs.Problems) (own, ignition configs.Problems) {
+func (r SiteSource) split(probs configs.Problems) (own, ignition configs.Problems) {
 	for _, p := range probs {
 		if p.File == "" {
 			own = append(own, p)
@@ -251,12 +251,12 @@ func (r Read) apart(probs configs.Problems) (own, ignition configs.Problems) {
 
 // stamping adds the failed action and the image to an error.
 func (m *Image) stamping(err error) error {
-	return about("stamping image "+m.path+", nothing was written", err)
+	return withAction("stamping image "+m.path+", nothing was written", err)
 }
 
-// about adds the failed action to an error. It leaves problems of documents unchanged, because
+// withAction adds the failed action to an error. It leaves problems of documents unchanged, because
 // editors expect them to begin with their place.
-func about(what string, err error) error {
+func withAction(what string, err error) error {
 	return joined.Each(err, func(e error) error {
 		if probs, ok := e.(configs.Problems); ok && probs[0].File != "" {
 			return e

@@ -12,6 +12,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/builder/disk/gpt"
+	"github.com/edgebake/edgebake/configs/bytesize"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/chunk"
 	"github.com/edgebake/edgebake/ondisk/fat"
@@ -37,8 +38,8 @@ func (c *Descriptor) SignedBy(keys []string) (string, error) {
 // ErrNotGolden means that an image contains data that its build did not write, which may be secret.
 var ErrNotGolden = errors.New("not a golden image")
 
-// Hold locks the image so that it cannot be stamped until Close.
-func (m *Image) Hold() error {
+// LockShared locks the image so that it cannot be stamped until Close.
+func (m *Image) LockShared() error {
 	if err := lock(m.f, false); err != nil {
 		return fmt.Errorf("reading image %s: %w", m.path, err)
 	}
@@ -104,7 +105,7 @@ func (m *Image) neverFlashed() error {
 		end = max(end, p.Start+p.Size)
 	}
 	if m.size != m.table.Size || m.size-end > disk.Align {
-		return fmt.Errorf("the image is on a larger disk, of %d MiB, and old data after the image would be pushed too: push the image file", m.size>>20)
+		return fmt.Errorf("the image is on a larger disk, of %s, and old data after the image would be pushed too: push the image file", bytesize.MiB(m.size))
 	}
 	return nil
 }

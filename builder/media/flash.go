@@ -12,6 +12,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/builder/disk/gpt"
+	"github.com/edgebake/edgebake/configs/bytesize"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
@@ -157,7 +158,7 @@ func (f *Flash) prepare() error {
 	var errs []error
 	bad := func(err error) {
 		if err != nil {
-			errs = append(errs, about("flashing image "+m.path, err))
+			errs = append(errs, withAction("flashing image "+m.path, err))
 		}
 	}
 	bad(f.layout())
@@ -193,10 +194,10 @@ func (f *Flash) layout() error {
 func (f *Flash) fits() error {
 	var errs []error
 	if f.o.Size < f.End+tailRoom && f.kind == flashInstaller {
-		errs = append(errs, fmt.Errorf("the disk has %d MiB, but the installer needs %d MiB: use a larger one", f.o.Size>>20, (f.End+tailRoom)>>20))
+		errs = append(errs, fmt.Errorf("the disk has %s, but the installer needs %s: use a larger one", bytesize.MiB(f.o.Size), bytesize.MiB(f.End+tailRoom)))
 	} else if f.o.Size < f.End+tailRoom {
-		errs = append(errs, fmt.Errorf("the disk has %d MiB, but the image needs %d MiB: use a larger disk, or build a smaller image (disk.root, disk.data, disk.reserve)",
-			f.o.Size>>20, (f.End+tailRoom)>>20))
+		errs = append(errs, fmt.Errorf("the disk has %s, but the image needs %s: use a larger disk, or build a smaller image (disk.root, disk.data, disk.reserve)",
+			bytesize.MiB(f.o.Size), bytesize.MiB(f.End+tailRoom)))
 	}
 	if have := f.m.table.SectorSize; f.o.Sector != 0 && f.o.Sector != have {
 		fix := fmt.Sprintf("build it with disk.sector: %d", f.o.Sector)

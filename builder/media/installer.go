@@ -227,8 +227,8 @@ func PrepareInstaller(file string, o FlashOptions) (*Flash, error) {
 	return f, nil
 }
 
-// Found describes the content of a disk.
-type Found struct {
+// DiskContent describes the content of a disk.
+type DiskContent struct {
 	// Unfinished means that flashing the disk was interrupted.
 	Unfinished bool
 	// Ours means that the disk has the partitions of an edgebake image.
@@ -243,23 +243,24 @@ type Found struct {
 	Sector    int64
 }
 
-// Look describes the content of a disk. It returns an error only if it cannot read the disk.
-func Look(file string) (Found, error) {
+// ReadDiskContent describes the content of a disk. It returns an error only if it cannot read the
+// disk.
+func ReadDiskContent(file string) (DiskContent, error) {
 	f, err := os.Open(file)
 	if err != nil {
-		return Found{}, err
+		return DiskContent{}, err
 	}
 	m := &Image{f: f, src: f, path: file}
 	defer m.Close()
 	switch err := m.readDisk(); {
 	case errors.Is(err, ErrUnfinished):
-		return Found{Unfinished: true}, nil
+		return DiskContent{Unfinished: true}, nil
 	case m.table == nil && isDeviceError(err):
-		return Found{}, err
+		return DiskContent{}, err
 	case m.table == nil:
-		return Found{}, nil // empty, or not an edgebake disk
+		return DiskContent{}, nil // empty, or not an edgebake disk
 	}
-	found := Found{GUID: m.table.GUID, Sector: m.table.SectorSize}
+	found := DiskContent{GUID: m.table.GUID, Sector: m.table.SectorSize}
 	labels := map[string]bool{}
 	for i, p := range m.table.Partitions {
 		if labels[p.Name] = true; p.Type == gpt.TypeESP && found.ESPNumber == 0 {
@@ -295,15 +296,15 @@ type ImageSlot struct {
 	Bytes []byte // the whole slot
 }
 
-// Source is an image to read: a file, or remote data with random access.
-type Source struct {
+// ImageSource is an image to read: a file, or remote data with random access.
+type ImageSource struct {
 	// Name is the file, or the name of Remote in messages.
 	Name   string
 	Remote io.ReaderAt // nil for a file
 	Size   int64       // size of Remote in bytes
 }
 
-func (s Source) open() (*Image, error) {
+func (s ImageSource) open() (*Image, error) {
 	if s.Remote == nil {
 		return Open(s.Name)
 	}
@@ -316,8 +317,8 @@ func (s Source) open() (*Image, error) {
 	return m, nil
 }
 
-// PrepareFlashFrom is like PrepareFlash, for a Source.
-func PrepareFlashFrom(s Source, o FlashOptions) (*Flash, error) {
+// PrepareFlashFrom is like PrepareFlash, for an ImageSource.
+func PrepareFlashFrom(s ImageSource, o FlashOptions) (*Flash, error) {
 	m, err := s.open()
 	if err != nil {
 		return nil, err
@@ -326,7 +327,7 @@ func PrepareFlashFrom(s Source, o FlashOptions) (*Flash, error) {
 }
 
 // ReadImageSlot reads an image's slot. Without a Site, the result has no files.
-func ReadImageSlot(from Source) (*ImageSlot, error) {
+func ReadImageSlot(from ImageSource) (*ImageSlot, error) {
 	m, err := from.open()
 	if err != nil {
 		return nil, err

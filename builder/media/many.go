@@ -12,15 +12,16 @@ import (
 
 	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/bytesize"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/file"
 	"github.com/edgebake/edgebake/ondisk/seekable"
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
-// SlotEnding is the extension of a slot file: a file system of 16 MiB with one Site, for the
+// SlotExtension is the extension of a slot file: a file system of 16 MiB with one Site, for the
 // partition EDGEBAKE of a disk or for a USB stick.
-const SlotEnding = ".slot"
+const SlotExtension = ".slot"
 
 // Slot returns the slot that stamping would write for a Site or an Inventory (ondisk.SlotSize
 // bytes). It rejects a Site that the image does not support.
@@ -41,8 +42,8 @@ type Named struct {
 // ManyOptions configures StampMany.
 type ManyOptions struct {
 	StampOptions
-	// Read is the Inventory that contains the Sites.
-	Read Read
+	// Source is the Inventory that contains the Sites.
+	Source SiteSource
 	// Slots means that only slots are written, instead of copies of the image.
 	Slots bool
 }
@@ -61,7 +62,7 @@ func StampMany(ctx context.Context, path string, sites []Named, dir string, o Ma
 		return nil, err
 	}
 	defer m.Close()
-	ending := SlotEnding
+	ending := SlotExtension
 	if !o.Slots {
 		ending = "." + m.format
 	}
@@ -74,7 +75,7 @@ func StampMany(ctx context.Context, path string, sites []Named, dir string, o Ma
 		if probs[i], err = m.serves(s.Site); err != nil {
 			errs = append(errs, fmt.Errorf("Site %s: %w", s.Name, err))
 		} else if file.Same(path, outputs[i]) {
-			errs = append(errs, fmt.Errorf("Site %s: %w: choose another directory", s.Name, itself(outputs[i])))
+			errs = append(errs, fmt.Errorf("Site %s: %w: choose another directory", s.Name, errIsImage(outputs[i])))
 		} else if _, err := os.Lstat(outputs[i]); err == nil && !o.Force {
 			exist = append(exist, fmt.Errorf("Site %s: %s exists: choose another directory, or --force to replace it", s.Name, outputs[i]))
 		}
@@ -86,9 +87,9 @@ func StampMany(ctx context.Context, path string, sites []Named, dir string, o Ma
 	if n := len(errs); n > maxShown {
 		errs = append(errs[:maxShown], fmt.Errorf("and %s more cannot be stamped", configs.Count(n-maxShown, "Site")))
 	}
-	bad := o.Read.inventory(probs)
+	bad := o.Source.inventory(probs)
 	if n := len(bad); n > maxShown {
-		bad = append(bad[:maxShown], configs.Problem{File: o.Read.Name, Msg: configs.Count(n-maxShown, "more problem")})
+		bad = append(bad[:maxShown], configs.Problem{File: o.Source.Name, Msg: configs.Count(n-maxShown, "more problem")})
 	}
 	if len(bad) > 0 {
 		errs = append(errs, bad)
@@ -144,7 +145,7 @@ func (m *Image) spaceForAll(sites []Named, outputs []string, o ManyOptions) erro
 	}
 	if copies != nil {
 		return fmt.Errorf("%w; or write only the slots, %s in total: --slots instead of --each (edgebake stamp DISK --slot FILE writes one to a disk)",
-			copies, configs.HumanSize(each*int64(len(sites))))
+			copies, bytesize.Human(each*int64(len(sites))))
 	}
 	return checkSpace(outputs, each, "slot")
 }

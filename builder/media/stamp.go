@@ -17,6 +17,7 @@ import (
 	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/builder/disk/gpt"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/bytesize"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/file"
 	"github.com/edgebake/edgebake/ondisk/seekable"
@@ -28,8 +29,8 @@ type Site struct {
 	// Doc is a single Site. Inventory contains several Sites for one slot. One of them is set.
 	Doc       *configs.Site
 	Inventory *configs.Inventory
-	// Read is the document that Doc or Inventory was read from.
-	Read Read
+	// Source is the document that Doc or Inventory was read from.
+	Source SiteSource
 	// Files are the other files of the slot: config.ign, and files in files/ and pki/.
 	Files map[string][]byte
 	// DefaultSpread is the default of spreadSeconds in the Inventory that Doc comes from. If Doc
@@ -63,7 +64,7 @@ func (s Site) version() string {
 }
 
 // Read contains the source text of the documents, so that errors can name a place in them.
-type Read struct {
+type SiteSource struct {
 	Name     string // file of the Site or Inventory; if empty, errors name only the field
 	Data     []byte
 	Ignition string // file of the Ignition config
@@ -96,7 +97,7 @@ type Stamped struct {
 func Stamp(ctx context.Context, path string, s Site, o StampOptions) (*Stamped, error) {
 	inPlace := o.Output == ""
 	if !inPlace && file.Same(path, o.Output) {
-		return nil, fmt.Errorf("stamping image %s: %w: name another file, or change the image itself (--in-place)", path, itself(o.Output))
+		return nil, fmt.Errorf("stamping image %s: %w: name another file, or change the image itself (--in-place)", path, errIsImage(o.Output))
 	}
 	flag := os.O_RDONLY
 	if inPlace {
@@ -239,8 +240,8 @@ func (m *Image) encodeSlot(s Site, o StampOptions) (slot.Contents, []byte, error
 // in the slot.
 func (s Site) tooLarge(files map[string][]byte) configs.Problems {
 	for _, name := range []string{ondisk.SlotSite, ondisk.SlotInventory} {
-		if size, limit := int64(len(files[name])), slot.SizeLimit(name); size > limit && s.Read.Name != "" {
-			return configs.Problems{{File: s.Read.Name, Msg: fmt.Sprintf("needs %s in a slot, but a slot has only %s for this file: %s", configs.HumanSize(size), configs.HumanSize(limit), slot.Smaller(name))}}
+		if size, limit := int64(len(files[name])), slot.SizeLimit(name); size > limit && s.Source.Name != "" {
+			return configs.Problems{{File: s.Source.Name, Msg: fmt.Sprintf("needs %s in a slot, but a slot has only %s for this file: %s", bytesize.Human(size), bytesize.Human(limit), slot.Smaller(name))}}
 		}
 	}
 	return nil
@@ -287,8 +288,8 @@ func (m *Image) hide() error {
 	return nil
 }
 
-// itself returns the error for an output that is the image itself.
-func itself(output string) error { return fmt.Errorf("%s is the image itself", output) }
+// errIsImage returns the error for an output that is the image itself.
+func errIsImage(output string) error { return fmt.Errorf("%s is the image itself", output) }
 
 func oneSite(site, inventory bool) error {
 	switch {

@@ -45,7 +45,7 @@ type UpdateTarget struct {
 }
 
 // ReadUpdate reads the description of an image from its chunk index.
-func ReadUpdate(s Source) (*UpdateTarget, error) {
+func ReadUpdate(s ImageSource) (*UpdateTarget, error) {
 	m, err := s.open()
 	if err != nil {
 		return nil, err
@@ -64,7 +64,7 @@ func ReadUpdate(s Source) (*UpdateTarget, error) {
 
 // CostOfUpdate computes how much of the image s a machine fetches. from is the image that the
 // machine has, or its disk.
-func CostOfUpdate(from string, s Source) (*UpdateCost, error) {
+func CostOfUpdate(from string, s ImageSource) (*UpdateCost, error) {
 	to := s.Name
 	m, err := s.open()
 	if err != nil {
@@ -80,7 +80,7 @@ func CostOfUpdate(from string, s Source) (*UpdateCost, error) {
 		return nil, err
 	}
 	defer old.Close()
-	have := present{}
+	have := localChunks{}
 	for _, label := range []string{ondisk.LabelESP, ondisk.LabelRootA, ondisk.LabelRootB} {
 		if err := have.add(old, label, math.MaxInt64); err != nil {
 			return nil, fmt.Errorf("reading image %s: %w", from, err)
@@ -102,13 +102,13 @@ func CostOfUpdate(from string, s Source) (*UpdateCost, error) {
 // overhead returns the bytes that the requests themselves cost.
 func (c *UpdateCost) overhead() int64 { return int64(c.Requests) * update.RequestBytes }
 
-// present is the set of digests of the chunks that a machine already has.
-type present map[[32]byte]bool
+// localChunks is the set of digests of the chunks that a machine already has.
+type localChunks map[[32]byte]bool
 
-func (s present) has(sum [32]byte) bool { return s[sum] }
+func (s localChunks) has(sum [32]byte) bool { return s[sum] }
 
 // add adds the chunks in the first size bytes of a partition, unless the partition is missing.
-func (s present) add(m *Image, label string, size int64) error {
+func (s localChunks) add(m *Image, label string, size int64) error {
 	p, err := m.partition(label)
 	if err != nil {
 		return nil // without a second root, the machine accepts no updates
@@ -142,7 +142,7 @@ func (m *Image) updateIndex() (*update.Image, error) {
 
 // updateCost counts the data that a machine fetches for the new system. have contains the chunks on
 // its disk.
-func (m *Image) updateCost(i *update.Image, have present) (*UpdateCost, error) {
+func (m *Image) updateCost(i *update.Image, have localChunks) (*UpdateCost, error) {
 	root, esp := i.Index.Find(ondisk.LabelRootA), i.Index.Find(ondisk.LabelESP)
 	if root == nil || esp == nil {
 		return nil, fmt.Errorf("the chunk index lacks partition %s or %s: build it again", ondisk.LabelRootA, ondisk.LabelESP)
@@ -164,7 +164,7 @@ func (m *Image) updateCost(i *update.Image, have present) (*UpdateCost, error) {
 
 // imagesCost counts the data that a machine fetches for container images that it lacks. old is the
 // image that the machine has.
-func (m *Image) imagesCost(c *UpdateCost, i *update.Image, old *Image, have present) error {
+func (m *Image) imagesCost(c *UpdateCost, i *update.Image, old *Image, have localChunks) error {
 	data := i.Index.Find(ondisk.LabelData)
 	if data == nil {
 		return fmt.Errorf("the chunk index lacks partition %s: build it again", ondisk.LabelData)
@@ -201,10 +201,10 @@ type reading struct {
 	count func(chunks []int)
 	got   map[int]bool
 	part  *chunk.Part
-	have  present
+	have  localChunks
 }
 
-func (m *Image) reading(c *UpdateCost, bytes *int64, i *update.Image, p *chunk.Part, have present) *reading {
+func (m *Image) reading(c *UpdateCost, bytes *int64, i *update.Image, p *chunk.Part, have localChunks) *reading {
 	r := &reading{got: map[int]bool{}, part: p, have: have}
 	r.count = func(chunks []int) { *bytes += c.spans(i, p, chunks) }
 	r.view = update.NewView(p, func(k int) ([]byte, error) {

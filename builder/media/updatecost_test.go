@@ -65,7 +65,7 @@ func TestCostOfImages(t *testing.T) {
 		{first, second, 512 << 10, 900 << 10, []string{"edgebake.test/app:2"}},
 		{second, second, 0, 0, nil},
 	} {
-		cost, err := CostOfUpdate(c.from, Source{Name: c.to})
+		cost, err := CostOfUpdate(c.from, ImageSource{Name: c.to})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -24,7 +24,7 @@ type Access struct {
 // Transport returns the HTTP transport for requests to a registry.
 func (a Access) Transport() http.RoundTripper {
 	base := transfer.Transport(a.Stall, a.Stall)
-	rt := transfer.Impatient(base, a.Stall)
+	rt := transfer.WithStallTimeout(base, a.Stall)
 	if a.Insecure {
 		base.TLSClientConfig = &tls.Config{InsecureSkipVerify: true} //nolint:gosec // the user allowed this for the host
 		return rt

@@ -38,7 +38,7 @@ var errChanged = errors.New("the image on the server has changed")
 // OpenRemote opens the file at a URL. sleep replaces the pause between attempts; nil means a real
 // pause.
 func OpenRemote(ctx context.Context, url string, sleep func(context.Context, time.Duration) error) (*Remote, error) {
-	r := &Remote{ctx: ctx, http: &http.Client{Transport: Impatient(Transport(requestTimeout, requestTimeout), requestTimeout)}, url: url, sleep: sleep}
+	r := &Remote{ctx: ctx, http: &http.Client{Transport: WithStallTimeout(Transport(requestTimeout, requestTimeout), requestTimeout)}, url: url, sleep: sleep}
 	if err := r.find(); err != nil {
 		return nil, err
 	}
@@ -108,7 +108,7 @@ func (r *Remote) check(resp *http.Response, off int64) error {
 	case http.StatusOK:
 		return fmt.Errorf("reading %s: the server does not support range requests: use another server", r.url)
 	default:
-		return After(fmt.Errorf("reading %s: the server responded %s", r.url, resp.Status), RetryAfter(resp))
+		return WithPause(fmt.Errorf("reading %s: the server responded %s", r.url, resp.Status), RetryAfter(resp))
 	}
 	span, total, ok := strings.Cut(strings.TrimPrefix(resp.Header.Get("Content-Range"), "bytes "), "/")
 	from, _, _ := strings.Cut(span, "-")

@@ -89,7 +89,7 @@ func (r Retry) Each(ctx context.Context, n int, try func(i int) error) error {
 		if !left {
 			return false, Final(&Failures{last})
 		}
-		return false, After(&Failures{last}, pause)
+		return false, WithPause(&Failures{last}, pause)
 	})
 }
 
@@ -130,8 +130,8 @@ type finalError struct{ error }
 
 func (e *finalError) Unwrap() error { return e.error }
 
-// After adds to an error the pause that the server demands.
-func After(err error, pause time.Duration) error {
+// WithPause adds to an error the pause that the server demands.
+func WithPause(err error, pause time.Duration) error {
 	if pause <= 0 {
 		return err
 	}
@@ -163,7 +163,7 @@ func RetryAfter(resp *http.Response) time.Duration {
 	return time.Duration(min(seconds, int(longestAsked/time.Second))) * time.Second
 }
 
-// MayPass reports whether an HTTP status means a temporary error.
-func MayPass(status int) bool {
+// IsTemporary reports whether an HTTP status means a temporary error.
+func IsTemporary(status int) bool {
 	return status == http.StatusTooManyRequests || status == http.StatusRequestTimeout || status >= 500
 }

@@ -31,18 +31,18 @@ func Transport(connect, silence time.Duration) *http.Transport {
 	}
 }
 
-// Impatient wraps a transport. Reading a response fails with ErrStalled if the server sends nothing
-// for the duration silence.
-func Impatient(base http.RoundTripper, silence time.Duration) http.RoundTripper {
-	return impatient{base, silence}
+// WithStallTimeout wraps a transport. Reading a response fails with ErrStalled if the server sends
+// nothing for the duration silence.
+func WithStallTimeout(base http.RoundTripper, silence time.Duration) http.RoundTripper {
+	return stallTimeout{base, silence}
 }
 
-type impatient struct {
+type stallTimeout struct {
 	base  http.RoundTripper
 	limit time.Duration
 }
 
-func (i impatient) RoundTrip(req *http.Request) (*http.Response, error) {
+func (i stallTimeout) RoundTrip(req *http.Request) (*http.Response, error) {
 	ctx, cancel := context.WithCancelCause(req.Context())
 	resp, err := i.base.RoundTrip(req.WithContext(ctx))
 	if err != nil {
@@ -53,7 +53,7 @@ func (i impatient) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-func (i impatient) CloseIdleConnections() {
+func (i stallTimeout) CloseIdleConnections() {
 	if c, ok := i.base.(interface{ CloseIdleConnections() }); ok {
 		c.CloseIdleConnections()
 	}

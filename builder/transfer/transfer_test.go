@@ -36,7 +36,7 @@ func TestImpatient(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		resp, err := Impatient(server, 30*time.Second).RoundTrip(req)
+		resp, err := WithStallTimeout(server, 30*time.Second).RoundTrip(req)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -128,9 +128,9 @@ func TestRetry(t *testing.T) {
 		"brings some":  {Retry{Attempts: 3, Pause: 1}, []attempt{fail, fail, more, more, fail, {}}, []time.Duration{1, 2, 1, 1, 1}, nil},
 		"some, never":  {Retry{Attempts: 2, Pause: 1}, []attempt{more, more, fail}, []time.Duration{1, 1, 1}, passing},
 		"longest":      {Retry{Attempts: 6, Pause: 1, Longest: 3}, []attempt{fail}, []time.Duration{1, 2, 3, 3, 3}, passing},
-		"asked":        {Retry{Attempts: 4, Pause: 1}, []attempt{{false, After(passing, 7)}, fail, fail, {}}, []time.Duration{7, 14, 28}, nil},
-		"asked less":   {Retry{Attempts: 3, Pause: 5}, []attempt{{false, After(passing, 2)}, {}}, []time.Duration{5}, nil},
-		"asked a year": {Retry{Attempts: 3, Pause: 5}, []attempt{{false, After(passing, 365*24*time.Hour)}, {}}, []time.Duration{time.Minute}, nil},
+		"asked":        {Retry{Attempts: 4, Pause: 1}, []attempt{{false, WithPause(passing, 7)}, fail, fail, {}}, []time.Duration{7, 14, 28}, nil},
+		"asked less":   {Retry{Attempts: 3, Pause: 5}, []attempt{{false, WithPause(passing, 2)}, {}}, []time.Duration{5}, nil},
+		"asked a year": {Retry{Attempts: 3, Pause: 5}, []attempt{{false, WithPause(passing, 365*24*time.Hour)}, {}}, []time.Duration{time.Minute}, nil},
 	} {
 		var pauses []time.Duration
 		told := 0
@@ -165,7 +165,7 @@ func TestEach(t *testing.T) {
 		"the second":    {map[string]error{"a1": passing}, "a1 b1", nil, ""},
 		"in two rounds": {map[string]error{"a1": passing, "b1": Final(gone)}, "a1 b1 a2", []time.Duration{1}, ""},
 		"none":          {map[string]error{"a1": Final(gone), "b1": Final(gone)}, "a1 b1", nil, "gone\ngone"},
-		"never": {map[string]error{"a1": After(passing, 5), "b1": Final(gone), "a2": passing, "a3": passing}, "a1 b1 a2 a3",
+		"never": {map[string]error{"a1": WithPause(passing, 5), "b1": Final(gone), "a2": passing, "a3": passing}, "a1 b1 a2 a3",
 			[]time.Duration{5, 10}, "passing\ngone"},
 		"hopeless": {map[string]error{"a1": Stop(hopeless)}, "a1", nil, "hopeless"},
 	} {

@@ -198,7 +198,7 @@ func TestManifests(t *testing.T) {
 				if err != nil || strings.Contains(string(b), "secret") != (encryptTo == nil && strings.Contains(string(b), "CNI")) {
 					t.Errorf("%s: %q, %v", e.Name(), b, err)
 				}
-				names = append(names, strings.TrimSuffix(e.Name(), sealed.Ending))
+				names = append(names, strings.TrimSuffix(e.Name(), sealed.Extension))
 			}
 			return strings.Join(names, " ")
 		}

@@ -25,7 +25,7 @@ func secretFile(name string) bool {
 // storedName returns the name under which a file is stored in a directory with these recipients.
 func storedName(name string, recipients []string) string {
 	if len(recipients) > 0 && secretFile(name) {
-		return name + sealed.Ending
+		return name + sealed.Extension
 	}
 	return name
 }
@@ -74,8 +74,8 @@ func readFile(dir, name string, id sealed.Identity) ([]byte, error) {
 	p := filepath.Join(dir, filepath.FromSlash(name))
 	data, err := os.ReadFile(p)
 	if errors.Is(err, fs.ErrNotExist) {
-		if encrypted, sealedErr := os.ReadFile(p + sealed.Ending); sealedErr == nil {
-			return id.Open(p+sealed.Ending, encrypted)
+		if encrypted, sealedErr := os.ReadFile(p + sealed.Extension); sealedErr == nil {
+			return id.Open(p+sealed.Extension, encrypted)
 		}
 	}
 	if err != nil {
@@ -251,7 +251,7 @@ func strayManifest(file string, r *Record) bool {
 
 // strayToken reports whether a file in tokens/ is a token that is not in the record.
 func strayToken(file string, r *Record) bool {
-	if !strings.HasSuffix(strings.TrimSuffix(file, sealed.Ending), ".yaml") {
+	if !strings.HasSuffix(strings.TrimSuffix(file, sealed.Extension), ".yaml") {
 		return false
 	}
 	return !slices.ContainsFunc(r.Tokens, func(t Token) bool {

@@ -136,10 +136,10 @@ type Change struct {
 	Minted         bool
 	Added, Removed []string
 	Updated        bool
-	// Renewed lists the files of renewed certificates. Ending lists certificates that expire soon
+	// Renewed lists the files of renewed certificates. Expiring lists certificates that expire soon
 	// but could not be renewed, because the directory is encrypted and no Identity was given.
-	Renewed []string
-	Ending  []Ending
+	Renewed  []string
+	Expiring []ExpiringCertificate
 }
 
 // Nothing reports whether the directory is unchanged.

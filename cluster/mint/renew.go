@@ -24,14 +24,14 @@ const (
 	adminRenewal = adminLife / 2
 )
 
-// Ending is a certificate in a directory that expires soon.
-type Ending struct {
+// ExpiringCertificate is a certificate in a directory that expires soon.
+type ExpiringCertificate struct {
 	File string
 	End  time.Time
 }
 
-// Endings returns the certificates in dir that `edgebake cluster new` would renew now.
-func Endings(dir string, now time.Time) ([]Ending, error) {
+// ExpiringCertificates returns the certificates in dir that `edgebake cluster new` would renew now.
+func ExpiringCertificates(dir string, now time.Time) ([]ExpiringCertificate, error) {
 	dir, err := realDir(dir)
 	if err != nil {
 		return nil, err
@@ -44,13 +44,13 @@ func Endings(dir string, now time.Time) ([]Ending, error) {
 	if err != nil {
 		return nil, err
 	}
-	var all []Ending
+	var all []ExpiringCertificate
 	for _, ca := range cas {
 		crt, _ := pairFiles(ca.ClusterCA)
-		all = append(all, Ending{crt, ca.cert.NotAfter})
+		all = append(all, ExpiringCertificate{crt, ca.cert.NotAfter})
 	}
 	if record.adminDue(now) {
-		all = append(all, Ending{fileAdmin, record.adminEnd()})
+		all = append(all, ExpiringCertificate{fileAdmin, record.adminExpiry()})
 	}
 	return all, nil
 }
@@ -58,13 +58,13 @@ func Endings(dir string, now time.Time) ([]Ending, error) {
 // adminDue reports whether the administrator's kubeconfig must be renewed: it expires soon, or it
 // is not valid yet because the clock was ahead when it was made.
 func (r *Record) adminDue(now time.Time) bool {
-	end := r.adminEnd()
+	end := r.adminExpiry()
 	return now.Add(adminRenewal).After(end) || now.Add(skew).Before(end.Add(-adminLife))
 }
 
-// adminEnd returns when the administrator's kubeconfig expires. If the record has no date, the
+// adminExpiry returns when the administrator's kubeconfig expires. If the record has no date, the
 // kubeconfig has never been renewed.
-func (r *Record) adminEnd() time.Time {
+func (r *Record) adminExpiry() time.Time {
 	if r.AdminUntil.IsZero() {
 		return r.Created.Add(adminLife)
 	}
@@ -107,7 +107,7 @@ func renew(dir string, record *Record, c *clusterdoc.File, o Options, change *Ch
 		return err
 	}
 	if len(record.Recipients) > 0 && !o.Identity.Given() {
-		change.Ending, err = Endings(dir, o.Now)
+		change.Expiring, err = ExpiringCertificates(dir, o.Now)
 		return err
 	}
 	fail := func(err error) error { return fmt.Errorf("renewing certificates of %s: %w", c.Name, err) }

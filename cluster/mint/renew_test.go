@@ -70,7 +70,7 @@ func TestRenew(t *testing.T) {
 	first := contents(t, dir)
 	again := func(at time.Time, want ...string) map[string]string {
 		t.Helper()
-		ends, err := Endings(dir, at)
+		ends, err := ExpiringCertificates(dir, at)
 		if err != nil || (len(ends) == 0) != (len(want) == 0) {
 			t.Errorf("%s: %+v end soon, want %q; %v", at, ends, want, err)
 		}
@@ -181,7 +181,7 @@ func TestRenewAfterPowerCut(t *testing.T) {
 		if record, err := Load(dir); err != nil || !slices.Equal(record.FormerCAs, []string{old["pki/ca.crt"]}) {
 			t.Errorf("before %s: former CAs %q, %v", order[n], record.FormerCAs, err)
 		}
-		if ends, err := Endings(dir, late); err != nil || len(ends) > 0 || inAdmin.NotAfter.Before(ca.NotAfter.AddDate(0, 0, -1)) {
+		if ends, err := ExpiringCertificates(dir, late); err != nil || len(ends) > 0 || inAdmin.NotAfter.Before(ca.NotAfter.AddDate(0, 0, -1)) {
 			t.Errorf("before %s: %+v, %v; the CA ends %s, in admin.conf %s", order[n], ends, err, ca.NotAfter, inAdmin.NotAfter)
 		}
 	}
@@ -199,7 +199,7 @@ func TestRenewEncrypted(t *testing.T) {
 	before := contents(t, dir)
 	late := now().AddDate(9, 0, 0)
 	c, err := newOf(dir, document, Options{Now: late})
-	if err != nil || len(c.Ending) != 4 || len(c.Renewed) > 0 || !same(before, contents(t, dir)) {
+	if err != nil || len(c.Expiring) != 4 || len(c.Renewed) > 0 || !same(before, contents(t, dir)) {
 		t.Fatalf("%+v, %v", c, err)
 	}
 	file := filepath.Join(t.TempDir(), "key")
@@ -211,7 +211,7 @@ func TestRenewEncrypted(t *testing.T) {
 		t.Fatal(err)
 	}
 	c, err = newOf(dir, document, Options{Now: late, Identity: key})
-	if err != nil || len(c.Ending) > 0 || len(c.Renewed) != 4 {
+	if err != nil || len(c.Expiring) > 0 || len(c.Renewed) != 4 {
 		t.Fatalf("%+v, %v", c, err)
 	}
 	conf, err := readFile(dir, fileAdmin, key)

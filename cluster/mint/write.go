@@ -35,10 +35,10 @@ type SitesOptions struct {
 // WrittenSites is the result of WriteSites.
 type WrittenSites struct {
 	Dir             string
-	Sites           []NodeSite // control-plane nodes first; nil: no Sites were written
-	Ending          []Ending   // certificates of the minted directory that expire soon
-	Renewed         []string   // workers that got new tokens
-	ForeignSnapshot bool       // the snapshot does not contain the cluster's CA
+	Sites           []NodeSite            // control-plane nodes first; nil: no Sites were written
+	Expiring        []ExpiringCertificate // certificates of the minted directory that expire soon
+	Renewed         []string              // workers that got new tokens
+	ForeignSnapshot bool                  // the snapshot does not contain the cluster's CA
 	Former          []FormerSite
 }
 
@@ -57,7 +57,7 @@ func WriteSites(dir string, o SitesOptions) (*WrittenSites, error) {
 	if err := o.checkNames(record.Fixed.Masters); err != nil {
 		return w, err
 	}
-	if w.Ending, err = Endings(dir, o.Now); err != nil {
+	if w.Expiring, err = ExpiringCertificates(dir, o.Now); err != nil {
 		return w, err
 	}
 	if o.Bootstrap > 0 {

@@ -25,6 +25,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/edgebake/edgebake/configs/bytesize"
 	"github.com/edgebake/edgebake/configs/clusterdoc"
 	"github.com/edgebake/edgebake/configs/forms"
 	"github.com/edgebake/edgebake/ondisk"
@@ -181,11 +182,14 @@ func load(dir string) (map[string]Report, error) {
 	return all, nil
 }
 
+// fixOwnURLs is the fix if machines without URLs of their own reach a limit.
+const fixOwnURLs = "set report.key in the Cluster, and stamp the Sites of `edgebake cluster sites`"
+
 // Errors of Add: there is no space for a report, or it was sent to the wrong URL.
 var (
-	ErrFull   = fmt.Errorf("the limit of %d machines or %d MiB of reports is reached; remove the files of machines that no longer exist", MaxNodes, maxBytes>>20)
-	ErrCommon = fmt.Errorf("the receiver's common URL has reached its limit of %d machines or %d MiB of reports, all from machines that were Ready in the last %d days; give the Cluster the receiver's key (report.key) and stamp the Sites of `edgebake cluster sites`, which have their own URLs", maxCommon, maxCommonBytes>>20, expiry/(24*time.Hour))
-	ErrSender = fmt.Errorf("%d machines already report from this IP address, which is the limit, and all of them were Ready in the last %d days; give the Cluster the receiver's key (report.key) and stamp the Sites of `edgebake cluster sites`, which have their own URLs", maxOfSender, expiry/(24*time.Hour))
+	ErrFull   = fmt.Errorf("the limit of %d machines or %s of reports is reached; remove the files of machines that no longer exist", MaxNodes, bytesize.MiB(maxBytes))
+	ErrCommon = fmt.Errorf("the receiver's common URL is full (%d machines or %s), all of them Ready in the last %d days: %s", maxCommon, bytesize.MiB(maxCommonBytes), expiry/(24*time.Hour), fixOwnURLs)
+	ErrSender = fmt.Errorf("%d machines already report from this IP address, all of them Ready in the last %d days: %s", maxOfSender, expiry/(24*time.Hour), fixOwnURLs)
 	ErrOwn    = errors.New("this machine has reported to its own URL before: stamp the Site of `edgebake cluster sites` again, or remove the file of its report on the receiver")
 )
 

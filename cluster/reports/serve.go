@@ -50,8 +50,8 @@ func (s *Store) Serve(ctx context.Context, id *Identity, receiver, page net.List
 			return nil
 		})
 	}
-	crowd := Crowd(Share(receiver, maxFromOne), maxMachines)
-	serve(tls.NewListener(crowd, &tls.Config{Certificates: []tls.Certificate{id.Certificate}, MinVersion: tls.VersionTLS12}), s.Receiver(id, time.Now))
+	limited := LimitTotal(LimitPerSender(receiver, maxFromOne), maxMachines)
+	serve(tls.NewListener(limited, &tls.Config{Certificates: []tls.Certificate{id.Certificate}, MinVersion: tls.VersionTLS12}), s.Receiver(id, time.Now))
 	if page != nil {
 		serve(page, s.Page(time.Now))
 	}

@@ -24,7 +24,7 @@ func newBoot(s streams) *cobra.Command {
 	var size int64 // size of the disk in GiB
 	c := &cobra.Command{
 		Use:               "boot IMAGE",
-		ValidArgsFunction: cli.CompleteFiles(cli.ImageEndings),
+		ValidArgsFunction: cli.CompleteFiles(cli.ImageExtensions),
 		Short:             "Try an image in QEMU",
 		Long: `Boot starts an image in a virtual machine with its console on this terminal
 (Ctrl-C ends it). IMAGE may also be a flashed disk. Everything that the machine

@@ -19,6 +19,7 @@ import (
 	"github.com/edgebake/edgebake/cmd/internal/cli"
 	"github.com/edgebake/edgebake/cmd/internal/version"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/bytesize"
 	"github.com/edgebake/edgebake/configs/joined"
 	"github.com/edgebake/edgebake/configs/strict"
 	"github.com/edgebake/edgebake/ondisk"
@@ -129,7 +130,7 @@ func newBuild(s streams) *cobra.Command {
 	var b buildFlags
 	c := &cobra.Command{
 		Use:               "build [IMAGE]",
-		ValidArgsFunction: cli.CompleteFiles(documents.Endings),
+		ValidArgsFunction: cli.CompleteFiles(documents.Extensions),
 		Short:             "Bake a golden disk image",
 		Long: `Build bakes the golden image that an Image document describes. It writes
 NAME.report.json (inputs, free space, times) and NAME.sbom.spdx.json beside the
@@ -180,7 +181,7 @@ read from the environment variable
 	}
 	b.declare(c)
 	f := c.Flags()
-	cli.FileFlag(c, &b.Output, "output", "image to write, .raw or .raw.zst (default NAME.raw)", cli.ImageEndings...)
+	cli.FileFlag(c, &b.Output, "output", "image to write, .raw or .raw.zst (default NAME.raw)", cli.ImageExtensions...)
 	f.BoolVar(&b.Force, "force", false, "replace an existing image, its report and its SBOM")
 	f.BoolVar(&b.update, "update", false, "take the newest packages and tags, and renew the lock")
 	f.StringVar(&b.Base, "base", "", "use this Debian base, which --export-base wrote, instead of making one")
@@ -259,12 +260,19 @@ func (b *buildFlags) run(ctx context.Context, s streams, doc documents.Source, t
 			targets[i].Options.Lock, targets[i].Options.Update = nil, true
 		}
 	}
-	if err := b.prepare(s, targets); err != nil {
-		done, err := b.upToDate(ctx, doc.Name, targets, err)
+	blocked := b.prepare(s, targets)
+	if b.keepsCurrent() && joined.AllAre(blocked, fs.ErrExist) {
+		existing, err := existingImages(ctx, targets)
 		if err != nil {
-			return err
+			return blocked
 		}
-		return b.printCurrent(s, targets, done)
+		if reports := currentReports(existing); reports != nil {
+			return b.printCurrent(s, targets, reports)
+		}
+		blocked = blamePlan(blocked, doc.Name, existing)
+	}
+	if blocked != nil {
+		return blocked
 	}
 	show := s.Display(b.asJSON)
 	// The targets share the cache, which may report warnings from any goroutine.
@@ -314,43 +322,63 @@ func (b *buildFlags) run(ctx context.Context, s streams, doc documents.Source, t
 	return nil
 }
 
-// upToDate returns the reports next to the images if all images exist and equal the images that the
-// build would make. Otherwise it returns cause, the error that prevented the build, and names the
-// images that belong to another plan.
-func (b *buildFlags) upToDate(ctx context.Context, document string, targets []outputs.Target, cause error) ([]*builder.Report, error) {
-	errs := joined.Errors(cause)
-	fatal := slices.ContainsFunc(errs, func(e error) bool { return !errors.Is(e, fs.ErrExist) })
-	if fatal || b.update || b.Base != "" || b.ExportBase != "" || b.Sign != "" {
-		return nil, cause
-	}
-	var reports []*builder.Report
-	current := true
+// keepsCurrent reports whether the build does nothing if its images exist and are current.
+func (b *buildFlags) keepsCurrent() bool {
+	return !b.update && b.Base == "" && b.ExportBase == "" && b.Sign == ""
+}
+
+// existingImage is an image that exists at the output of a build.
+type existingImage struct {
+	path      string
+	otherPlan bool            // it was built from another plan
+	report    *builder.Report // nil unless the image equals the one that the build would make
+}
+
+// existingImages compares the images at the targets' outputs with those that the build would make.
+func existingImages(ctx context.Context, targets []outputs.Target) ([]existingImage, error) {
+	var all []existingImage
 	for _, t := range targets {
+		x := existingImage{path: t.Options.Output}
 		id, err := planID(ctx, t)
 		if err != nil {
-			return nil, cause
+			return nil, err
 		}
-		info, err := media.Inspect(t.Options.Output)
-		if err == nil && info.Image.Plan != id {
-			for i, e := range errs {
-				var exists *file.ExistsError
-				if errors.As(e, &exists) && exists.Path == t.Options.Output {
-					errs[i] = fmt.Errorf("output %s was built from another plan: %s or another input has changed since; --force replaces it", t.Options.Output, configs.FileName(document))
+		if info, err := media.Inspect(x.path); err == nil {
+			x.otherPlan = info.Image.Plan != id
+			if !x.otherPlan && info.Slot.State == media.SlotGolden {
+				if r, err := outputs.ReadReport(x.path); err == nil && r.Plan == id && r.Golden == info.Slot.Golden {
+					x.report = r
 				}
 			}
 		}
-		if err != nil || info.Image.Plan != id || info.Slot.State != media.SlotGolden {
-			current = false
-			continue
+		all = append(all, x)
+	}
+	return all, nil
+}
+
+// currentReports returns the images' reports, or nil unless all images are current.
+func currentReports(images []existingImage) []*builder.Report {
+	var reports []*builder.Report
+	for _, x := range images {
+		if x.report == nil {
+			return nil
 		}
-		r, err := outputs.ReadReport(t.Options.Output)
-		current = current && err == nil && r.Plan == id && r.Golden == info.Slot.Golden
-		reports = append(reports, r)
+		reports = append(reports, x.report)
 	}
-	if !current {
-		return nil, errors.Join(errs...)
-	}
-	return reports, nil
+	return reports
+}
+
+// blamePlan rewords the errors about images that were built from another plan than the document's.
+func blamePlan(err error, document string, images []existingImage) error {
+	return joined.Each(err, func(e error) error {
+		var exists *file.ExistsError
+		for _, x := range images {
+			if x.otherPlan && errors.As(e, &exists) && exists.Path == x.path {
+				return fmt.Errorf("output %s was built from another plan: %s or another input has changed since; --force replaces it", x.path, configs.FileName(document))
+			}
+		}
+		return e
+	})
 }
 
 // planID returns the ID of the target's plan.
@@ -407,13 +435,13 @@ func printReport(s streams, out string, r *builder.Report) {
 		case p.Files > 0:
 			fmt.Fprintf(s.Out, "  %s", configs.Count(p.Files, "file"))
 		case p.Label == ondisk.LabelRootB:
-			fmt.Fprintf(s.Out, "  an update may bring a root file system of up to %s", configs.HumanSize(p.Room))
+			fmt.Fprintf(s.Out, "  an update may bring a root file system of up to %s", bytesize.Human(p.Room))
 		}
 		fmt.Fprintln(s.Out)
 	}
 	fmt.Fprintf(s.Out, "  %s, %s", configs.Count(r.Packages, "Debian package"), configs.Count(len(r.Info.Images), "container image"))
 	if len(r.Info.Images) > 0 {
-		fmt.Fprintf(s.Out, " of %s in %s", configs.HumanSize(r.Images.Size), configs.Count(r.Images.Layers, "layer"))
+		fmt.Fprintf(s.Out, " of %s in %s", bytesize.Human(r.Images.Size), configs.Count(r.Images.Layers, "layer"))
 	}
 	fmt.Fprintln(s.Out)
 	fmt.Fprintf(s.Out, "  plan   %s\n  golden %s\n", r.Plan, r.Golden)

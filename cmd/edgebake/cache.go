@@ -12,6 +12,7 @@ import (
 	"github.com/edgebake/edgebake/cmd/internal/cli"
 	"github.com/edgebake/edgebake/cmd/internal/console"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/bytesize"
 	"github.com/edgebake/edgebake/configs/forms"
 	"github.com/spf13/cobra"
 )
@@ -52,7 +53,7 @@ Nothing is removed automatically; edgebake cache prune frees space.`,
 				v.Bytes += b.Size
 			}
 			return output.Print(s, v, func() {
-				fmt.Fprintf(s.Out, "%s: %s in %s, and %s of metadata\n", v.Dir, configs.HumanSize(v.Bytes-v.Notes), configs.Count(len(blobs), "input"), configs.HumanSize(v.Notes))
+				fmt.Fprintf(s.Out, "%s: %s in %s, and %s of metadata\n", v.Dir, bytesize.Human(v.Bytes-v.Notes), configs.Count(len(blobs), "input"), bytesize.Human(v.Notes))
 				printAges(s, blobs, time.Now())
 			})
 		},
@@ -90,7 +91,7 @@ func printAges(s streams, blobs []fetch.Stored, now time.Time) {
 			}
 		}
 		if n > 0 {
-			fmt.Fprintf(s.Out, "  used %-20s %9s in %s\n", to.name, configs.HumanSize(size), configs.Count(n, "input"))
+			fmt.Fprintf(s.Out, "  used %-20s %9s in %s\n", to.name, bytesize.Human(size), configs.Count(n, "input"))
 		}
 		from = to.age
 	}
@@ -145,9 +146,9 @@ changed. If a lock pins it, export it first (edgebake build --export-base).`,
 				verb = "would free"
 			}
 			s.Note("%s %s in %s; %s in %s remain in %s\n", verb,
-				configs.HumanSize(p.Freed.Bytes), configs.Count(p.Freed.Blobs, "input"), configs.HumanSize(p.Left.Bytes), configs.Count(p.Left.Blobs, "input"), cache.Dir())
+				bytesize.Human(p.Freed.Bytes), configs.Count(p.Freed.Blobs, "input"), bytesize.Human(p.Left.Bytes), configs.Count(p.Left.Blobs, "input"), cache.Dir())
 			if p.InUse.Blobs > 0 {
-				s.Note("kept %s in %s that a running build may need\n", configs.HumanSize(p.InUse.Bytes), configs.Count(p.InUse.Blobs, "input"))
+				s.Note("kept %s in %s that a running build may need\n", bytesize.Human(p.InUse.Bytes), configs.Count(p.InUse.Blobs, "input"))
 			}
 			return err
 		},
@@ -184,9 +185,9 @@ hashed, and with --locked for every input that it uses.`,
 			// Print the removed blobs even if some could not be read.
 			if err := output.Print(s, v, func() {
 				for _, b := range v.Damaged {
-					fmt.Fprintf(s.Out, "damaged: %s (%s)\n", b.SHA256, configs.HumanSize(b.Size))
+					fmt.Fprintf(s.Out, "damaged: %s (%s)\n", b.SHA256, bytesize.Human(b.Size))
 				}
-				s.Note("%s: %s in %s verified\n", cache.Dir(), configs.HumanSize(v.Sound.Bytes), configs.Count(v.Sound.Blobs, "input"))
+				s.Note("%s: %s in %s verified\n", cache.Dir(), bytesize.Human(v.Sound.Bytes), configs.Count(v.Sound.Blobs, "input"))
 			}); err != nil {
 				return errors.Join(verr, err)
 			}

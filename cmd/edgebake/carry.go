@@ -12,6 +12,7 @@ import (
 	"github.com/edgebake/edgebake/cmd/internal/cli"
 	"github.com/edgebake/edgebake/cmd/internal/console"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/bytesize"
 	"github.com/edgebake/edgebake/configs/imageref"
 	"github.com/spf13/cobra"
 )
@@ -55,7 +56,7 @@ func newPush(s streams) *cobra.Command {
 	var o carry.Options
 	c := &cobra.Command{
 		Use:               "push IMAGE REFERENCE",
-		ValidArgsFunction: cli.CompleteFiles(cli.ImageEndings),
+		ValidArgsFunction: cli.CompleteFiles(cli.ImageExtensions),
 		Short:             "Push a golden image to a container registry",
 		Long: `Push sends a golden image to a registry as an OCI artifact: a few large parts,
 and a config with its golden digest, signature and image.json. The image is
@@ -88,7 +89,7 @@ read the registry would get. A .raw image is compressed first, in $TMPDIR.`,
 			if p.Had > 0 {
 				had = fmt.Sprintf(", %d of them already in the registry", p.Had)
 			}
-			s.Note("pushed %s to %s@%s: %s in %s%s, golden %.16s\n", a[0], ref, p.Digest, configs.HumanSize(p.Stored), configs.Count(p.Parts, "part"), had, p.Golden)
+			s.Note("pushed %s to %s@%s: %s in %s%s, golden %.16s\n", a[0], ref, p.Digest, bytesize.Human(p.Stored), configs.Count(p.Parts, "part"), had, p.Golden)
 			return nil
 		},
 	}
@@ -143,17 +144,17 @@ there after an interruption.`,
 			}
 			more := ""
 			if p.Had > 0 {
-				more = fmt.Sprintf(" (%s of it downloaded before)", configs.HumanSize(p.Had))
+				more = fmt.Sprintf(" (%s of it downloaded before)", bytesize.Human(p.Had))
 			}
 			by := ""
 			if p.Key != "" {
 				by = ", signed by key " + p.Key
 			}
-			s.Note("pulled %s@%s to %s: %s%s, verified, golden %.16s%s\n", unpinned(ref), p.Digest, output, configs.HumanSize(p.Stored), more, p.Golden, by)
+			s.Note("pulled %s@%s to %s: %s%s, verified, golden %.16s%s\n", unpinned(ref), p.Digest, output, bytesize.Human(p.Stored), more, p.Golden, by)
 			return nil
 		},
 	}
-	cli.FileFlag(c, &output, "output", "file to write, .raw.zst or .raw (default: the repository's name.raw.zst)", cli.ImageEndings...)
+	cli.FileFlag(c, &output, "output", "file to write, .raw.zst or .raw (default: the repository's name.raw.zst)", cli.ImageExtensions...)
 	c.Flags().BoolVar(&o.Force, "force", false, "replace an existing file")
 	keyFlag(c, &keys)
 	registryFlags(c, &o.Options)

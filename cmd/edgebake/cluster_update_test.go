@@ -58,7 +58,7 @@ func TestClusterUpdate(t *testing.T) {
 	mediatest.Make(t, image, mediatest.Image{ID: "fedcba9876543210fedcba9876543210", Data: 1 << 20, Info: func(i *ondisk.ImageInfo) { i.UpdateSerial = 1 },
 		SignIndex: func([]byte) (string, error) { return "signature", nil }})
 	mediatest.Make(t, filepath.Join(c.dir, "unsigned.raw.zst"), mediatest.Image{ID: "fedcba9876543210fedcba9876543211", Data: 1 << 20})
-	target, err := media.ReadUpdate(media.Source{Name: image})
+	target, err := media.ReadUpdate(media.ImageSource{Name: image})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -22,7 +22,7 @@ func newValidate(s streams) *cobra.Command {
 	var output console.Form
 	c := &cobra.Command{
 		Use:               "validate [FILE...]",
-		ValidArgsFunction: cli.CompleteFiles(documents.Endings),
+		ValidArgsFunction: cli.CompleteFiles(documents.Extensions),
 		Short:             "Check Image, Site, Inventory and Cluster documents",
 		Long: `Validate checks documents of any kind and prints every problem as
 FILE:LINE:COLUMN: FIELD: what is wrong. It fetches and writes nothing. The kubeadm
@@ -107,7 +107,7 @@ func newRender(s streams) *cobra.Command {
 	var docs cli.DocumentFlags
 	c := &cobra.Command{
 		Use:               "render SITE",
-		ValidArgsFunction: cli.CompleteFiles(documents.Endings),
+		ValidArgsFunction: cli.CompleteFiles(documents.Extensions),
 		Short:             "Print a Site as an Ignition config",
 		Long: `Render prints a Site's operating-system settings (network, users, files) as an
 Ignition v3 config, as first boot applies them. Flatcar and Fedora CoreOS can use

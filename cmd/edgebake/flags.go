@@ -42,7 +42,7 @@ func imageFirst(c *cobra.Command, a []string) error {
 	if len(a) == 2 && isImageName(a[1]) && !isImageName(a[0]) {
 		return cli.Usage(fmt.Errorf("%s is an image, and the image comes first: %s %s %s", a[1], c.CommandPath(), a[1], a[0]))
 	}
-	if len(a) == 2 && c.Name() == "flash" && slices.Contains(documents.Endings, strings.TrimPrefix(filepath.Ext(a[1]), ".")) {
+	if len(a) == 2 && c.Name() == "flash" && slices.Contains(documents.Extensions, strings.TrimPrefix(filepath.Ext(a[1]), ".")) {
 		return cli.Usage(fmt.Errorf("%s is a document and not a disk: %s %s /dev/sdX --site %[1]s", a[1], c.CommandPath(), a[0]))
 	}
 	return nil

@@ -16,6 +16,7 @@ import (
 	"github.com/edgebake/edgebake/cmd/internal/cli"
 	"github.com/edgebake/edgebake/cmd/internal/console"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/bytesize"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/file"
 	"github.com/spf13/cobra"
@@ -62,7 +63,7 @@ func printDisks(s streams, disks []device.Disk) {
 		if d.Sector == 4096 {
 			words = append(words, "(4Kn)")
 		}
-		line := fmt.Sprintf("%-*s  %9s  %s", wide, d.Path, configs.HumanSize(d.Size), strings.Join(words, " "))
+		line := fmt.Sprintf("%-*s  %9s  %s", wide, d.Path, bytesize.Human(d.Size), strings.Join(words, " "))
 		fmt.Fprintln(s.Out, strings.TrimRight(line, " "))
 		for _, h := range d.Holds {
 			fmt.Fprintf(s.Out, "%-*s  %9s    contains %s\n", wide, "", "", h)
@@ -82,7 +83,7 @@ func completeDevices(c *cobra.Command, word string) ([]string, cobra.ShellCompDi
 	var out []string
 	for _, d := range found.Disks() {
 		if len(d.Refusals) == 0 && strings.HasPrefix(d.Path, word) {
-			out = append(out, fmt.Sprintf("%s\t%s %s %s", d.Path, configs.HumanSize(d.Size), d.Model, d.Serial))
+			out = append(out, fmt.Sprintf("%s\t%s %s %s", d.Path, bytesize.Human(d.Size), d.Model, d.Serial))
 		}
 	}
 	if len(out) == 0 {
@@ -101,8 +102,8 @@ type slotFlags struct {
 }
 
 func (o *slotFlags) declare(c *cobra.Command) {
-	cli.FileFlag(c, &o.site, "site", "Site or Inventory to stamp (default: the slot of the image is not changed)", documents.Endings...)
-	cli.FileFlag(c, &o.inventory, "inventory", "Inventory to put into the slot; each machine uses the Site that matches it", documents.Endings...)
+	cli.FileFlag(c, &o.site, "site", "Site or Inventory to stamp (default: the slot of the image is not changed)", documents.Extensions...)
+	cli.FileFlag(c, &o.inventory, "inventory", "Inventory to put into the slot; each machine uses the Site that matches it", documents.Extensions...)
 	o.Stamped(c)
 	undatedFlag(c, &o.undated)
 	keyFlag(c, &o.keys)
@@ -174,7 +175,7 @@ func newFlash(s streams) *cobra.Command {
 			if len(args) == 1 {
 				return completeDevices(c, word)
 			}
-			return cli.CompleteFiles(cli.ImageEndings)(c, args, word)
+			return cli.CompleteFiles(cli.ImageExtensions)(c, args, word)
 		},
 		Short: "Write an image to a disk, with a Site",
 		Long: `Flash writes an image (.raw or .raw.zst) to a disk in one pass, stamps the Site,
@@ -252,7 +253,7 @@ func (o *flashFlags) flash(ctx context.Context, s streams, image, path string) e
 	defer disk.Close()
 	if o.dryRun {
 		show.Close()
-		s.Note("would write %s to %s, %s\n", o.describe(image, f.Image, f.State), disk.Disk, configs.HumanSize(disk.Disk.Size))
+		s.Note("would write %s to %s, %s\n", o.describe(image, f.Image, f.State), disk.Disk, bytesize.Human(disk.Disk.Size))
 		return nil
 	}
 	if err := o.confirm(s, disk.Disk, o.describe(image, f.Image, f.State)); err != nil {
@@ -288,7 +289,7 @@ func (o *flashFlags) flash(ctx context.Context, s streams, image, path string) e
 		}
 	}
 	s.Note("flashed %s with %s%s: %s in %.0f s, %s, golden %.16s\n",
-		disk.Disk, image, o.siteText(f.State), configs.HumanSize(done.Written), seconds, verified, done.Golden)
+		disk.Disk, image, o.siteText(f.State), bytesize.Human(done.Written), seconds, verified, done.Golden)
 	if f.Shared {
 		s.Warn("%s refers to its partitions by GUIDs that flash cannot change, so this disk has the same GUIDs as other copies of the image: never put two such disks into one machine", image)
 	}
@@ -325,7 +326,7 @@ func (o *flashFlags) prepare(ctx context.Context, s streams, image, path string,
 		errs = append(errs,
 			file.NotInput("--log", o.log, "the image", image),
 			file.NotInput("--log", o.log, "the disk", path),
-			o.NotInput("--log", o.log, media.Read{Name: o.site, Ignition: o.Ignition}))
+			o.NotInput("--log", o.log, media.SiteSource{Name: o.site, Ignition: o.Ignition}))
 	}
 	f, err := media.PrepareFlash(image, fo)
 	if err := errors.Join(append(errs, err)...); err != nil {
@@ -352,7 +353,7 @@ func (o *flashFlags) confirm(s streams, d *device.Disk, gets string) error {
 	if o.yes {
 		return nil
 	}
-	fmt.Fprintf(s.Err, "%s, %s\n", d, configs.HumanSize(d.Size))
+	fmt.Fprintf(s.Err, "%s, %s\n", d, bytesize.Human(d.Size))
 	for _, h := range d.Holds {
 		fmt.Fprintf(s.Err, "  contains %s\n", h)
 	}

@@ -52,7 +52,7 @@ func newImages(s streams) *cobra.Command {
 	var output console.Form
 	c := &cobra.Command{
 		Use:               "images [IMAGE]",
-		ValidArgsFunction: cli.CompleteFiles(documents.Endings),
+		ValidArgsFunction: cli.CompleteFiles(documents.Extensions),
 		Short:             "List the container images that an Image bakes in",
 		Long: `Images resolves the container images of an Image document: its own, those of
 the manifests it names, and those that its node types need. It asks registries for

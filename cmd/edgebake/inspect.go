@@ -16,6 +16,7 @@ import (
 	"github.com/edgebake/edgebake/cmd/internal/cli"
 	"github.com/edgebake/edgebake/cmd/internal/console"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/bytesize"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/spf13/cobra"
 )
@@ -26,7 +27,7 @@ func newInspect(s streams) *cobra.Command {
 	var top int
 	c := &cobra.Command{
 		Use:               "inspect IMAGE",
-		ValidArgsFunction: cli.CompleteFiles(cli.ImageEndings),
+		ValidArgsFunction: cli.CompleteFiles(cli.ImageExtensions),
 		Short:             "Show what is in an image, without mounting it",
 		Long: `Inspect reads an image's partitions, versions, container images, packages and
 the state of its slot. It prints no secret.`,
@@ -126,7 +127,7 @@ func printInfo(s streams, i *media.Info, verified, imagesVerified, packages bool
 
 func printImage(w io.Writer, i *media.Info) {
 	m := i.Image
-	fmt.Fprintf(w, "image       %s (%s, %s; %s stored)\n", m.Name, i.Format, configs.HumanSize(i.Size), configs.HumanSize(i.Stored))
+	fmt.Fprintf(w, "image       %s (%s, %s; %s stored)\n", m.Name, i.Format, bytesize.Human(i.Size), bytesize.Human(i.Stored))
 	fmt.Fprintf(w, "plan        %s\n", m.Plan)
 	fmt.Fprintf(w, "arch        %s\n", m.Arch)
 	if len(m.Boards) > 0 {
@@ -190,17 +191,17 @@ func printPartition(w io.Writer, p media.Partition) {
 
 // printSizes prints the columns that build and inspect show for each partition.
 func printSizes(w io.Writer, p media.Partition) {
-	fmt.Fprintf(w, "  %-9s %-6s %9s", p.Label, p.FS, configs.HumanSize(p.Size))
+	fmt.Fprintf(w, "  %-9s %-6s %9s", p.Label, p.FS, bytesize.Human(p.Size))
 	switch {
 	case p.Error != "":
 		fmt.Fprintf(w, "  %9s       %9s     ", "?", "?")
 	case p.Used > 0:
-		fmt.Fprintf(w, "  %9s used  %9s free", configs.HumanSize(p.Used), configs.HumanSize(p.Free))
+		fmt.Fprintf(w, "  %9s used  %9s free", bytesize.Human(p.Used), bytesize.Human(p.Free))
 	default:
 		fmt.Fprintf(w, "  %9s       %9s     ", "", "")
 	}
 	if p.Reserve > 0 {
-		fmt.Fprintf(w, "  %9s reserve", configs.HumanSize(p.Reserve))
+		fmt.Fprintf(w, "  %9s reserve", bytesize.Human(p.Reserve))
 	} else {
 		fmt.Fprintf(w, "  %9s        ", "")
 	}
@@ -217,6 +218,6 @@ func printContainerImages(w io.Writer, images []ondisk.ImageRef, verified bool) 
 		wide = max(wide, len(c.Ref))
 	}
 	for _, c := range images {
-		fmt.Fprintf(w, "  %-*s  %.19s  %9s\n", wide, c.Ref, c.Digest, configs.HumanSize(c.Size))
+		fmt.Fprintf(w, "  %-*s  %.19s  %9s\n", wide, c.Ref, c.Digest, bytesize.Human(c.Size))
 	}
 }

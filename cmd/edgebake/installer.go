@@ -18,7 +18,7 @@ import (
 	"github.com/edgebake/edgebake/cmd/internal/cli"
 	"github.com/edgebake/edgebake/cmd/internal/console"
 	"github.com/edgebake/edgebake/cmd/internal/version"
-	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/bytesize"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/spf13/cobra"
 )
@@ -47,7 +47,7 @@ func newInstaller(s streams) *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:               "installer IMAGE (--iso FILE | --netboot DIR --url URL)",
-		ValidArgsFunction: cli.CompleteFiles(cli.ImageEndings),
+		ValidArgsFunction: cli.CompleteFiles(cli.ImageExtensions),
 		Short:             "Make an ISO, or files for network boot, that install an image on a machine",
 		Long: `Installer makes the installer of flash --installer as an ISO image: for machines
 without a free USB port, for example through the virtual drive of a remote console.
@@ -88,7 +88,7 @@ func makeInstaller(ctx context.Context, s streams, image string, out *installer.
 	defer undo()
 	errs := []error{err}
 	for _, f := range out.Files() {
-		errs = append(errs, slot.NotInput(out.Flag(), f, media.Read{Name: slot.site, Ignition: slot.Ignition}))
+		errs = append(errs, slot.NotInput(out.Flag(), f, media.SiteSource{Name: slot.site, Ignition: slot.Ignition}))
 	}
 	ca, err := out.ReadCA()
 	errs = append(errs, err)
@@ -162,7 +162,7 @@ func (o *flashFlags) flashInstaller(ctx context.Context, s streams, image string
 	text := o.describe(image, p.Image, p.State)
 	if o.dryRun {
 		show.Close()
-		s.Note("would write an installer of %s to %s, %s\n", text, stick.Disk, configs.HumanSize(stick.Disk.Size))
+		s.Note("would write an installer of %s to %s, %s\n", text, stick.Disk, bytesize.Human(stick.Disk.Size))
 		return nil
 	}
 	if err := o.confirm(s, stick.Disk, "an installer of "+text); err != nil {
@@ -173,7 +173,7 @@ func (o *flashFlags) flashInstaller(ctx context.Context, s streams, image string
 		return err
 	}
 	show.Close()
-	s.Note("%s installs %s: on disk %s, then %s; %s written, read back and verified\n", stick.Disk, text, o.install.Disk, o.install.Then, configs.HumanSize(done.Written))
+	s.Note("%s installs %s: on disk %s, then %s; %s written, read back and verified\n", stick.Disk, text, o.install.Disk, o.install.Then, bytesize.Human(done.Written))
 	hintNoSite(s, p)
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/edgebake/edgebake/builder/documents"
 	"github.com/edgebake/edgebake/cmd/internal/cli"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/bytesize"
 	"github.com/edgebake/edgebake/configs/importer"
 	"github.com/edgebake/edgebake/ondisk/file"
 	"github.com/spf13/cobra"
@@ -34,7 +35,7 @@ func newInventoryImport(s streams) *cobra.Command {
 	var o importFlags
 	c := &cobra.Command{
 		Use:               "import TABLE --template SITE",
-		ValidArgsFunction: cli.CompleteFiles(documents.TableEndings),
+		ValidArgsFunction: cli.CompleteFiles(documents.TableExtensions),
 		Short:             "Make an Inventory from a table (CSV) and a Site",
 		Long: `Import makes an Inventory from a table and from a Site with the fields that all
 rows have in common. The first line of the table names the columns; each other
@@ -61,8 +62,8 @@ and Windows line ends are accepted.`,
 		},
 	}
 	f := c.Flags()
-	cli.FileFlag(c, &o.template, "template", "Site document with the fields that all rows have in common", documents.Endings...)
-	cli.FileFlag(c, &o.output, "output", "Inventory to write (default: standard output)", documents.Endings...)
+	cli.FileFlag(c, &o.template, "template", "Site document with the fields that all rows have in common", documents.Extensions...)
+	cli.FileFlag(c, &o.output, "output", "Inventory to write (default: standard output)", documents.Extensions...)
 	f.StringArrayVar(&o.columns, "map", nil, "`COLUMN=FIELD`, repeatable; FIELD - leaves the column out")
 	f.BoolVar(&o.force, "force", false, "replace an existing output")
 	o.IdentityFlag(c)
@@ -127,7 +128,7 @@ func checkReadable(table string, size, sites int) error {
 		return nil
 	}
 	return fmt.Errorf("%s: an Inventory of %s would have %s, but a document has at most %s: split the table",
-		table, configs.Count(sites, "site"), configs.HumanSize(int64(size)), configs.HumanSize(documents.MaxSize))
+		table, configs.Count(sites, "site"), bytesize.Human(int64(size)), bytesize.Human(documents.MaxSize))
 }
 
 // fromOutput converts a path so that it is relative to the directory of the written Inventory.

@@ -23,7 +23,7 @@ func newPlan(s streams) *cobra.Command {
 	var output console.Form
 	c := &cobra.Command{
 		Use:               "plan [IMAGE]",
-		ValidArgsFunction: cli.CompleteFiles(documents.Endings),
+		ValidArgsFunction: cli.CompleteFiles(documents.Extensions),
 		Short:             "Print the inputs of a build, pinned, without building",
 		Long: `Plan resolves an Image: it finds the digests of files, releases and container
 images. For an input that is made on this computer, the digest is in the lock; before

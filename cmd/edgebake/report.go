@@ -14,7 +14,7 @@ import (
 	"github.com/edgebake/edgebake/builder/outputs"
 	"github.com/edgebake/edgebake/cmd/internal/cli"
 	"github.com/edgebake/edgebake/cmd/internal/console"
-	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/bytesize"
 	"github.com/edgebake/edgebake/ondisk/file"
 	"github.com/spf13/cobra"
 )
@@ -24,7 +24,7 @@ func newReport(s streams) *cobra.Command {
 	var force bool
 	c := &cobra.Command{
 		Use:               "report IMAGE",
-		ValidArgsFunction: cli.CompleteFiles(cli.ImageEndings),
+		ValidArgsFunction: cli.CompleteFiles(cli.ImageExtensions),
 		Short:             "Write an HTML page about the contents of an image",
 		Long: `Report writes one HTML page, without scripts and external files. It shows an
 image's partitions, their packages, programs and container images with the largest
@@ -104,7 +104,7 @@ func newDiff(s streams) *cobra.Command {
 	var exitCode bool
 	c := &cobra.Command{
 		Use:               "diff A B",
-		ValidArgsFunction: cli.CompleteFiles(cli.ImageEndings),
+		ValidArgsFunction: cli.CompleteFiles(cli.ImageExtensions),
 		Short:             "Compare two images",
 		Long: `Diff compares two images: versions and settings, packages, container images,
 partitions, sizes, files, and the lines of small files. It does not compare the
@@ -156,6 +156,6 @@ func printTop(w io.Writer, all []media.Contents, n int) {
 	fmt.Fprintf(w, "largest %d\n", len(top))
 	for _, e := range top {
 		bar := int(width * e.Bytes / max(1, top[0].Bytes))
-		fmt.Fprintf(w, "  %-8s %-8s %-*.*s %9s  %s\n", e.label, e.Kind, wide, wide, e.Name, configs.HumanSize(e.Bytes), strings.Repeat("█", max(1, bar)))
+		fmt.Fprintf(w, "  %-8s %-8s %-*.*s %9s  %s\n", e.label, e.Kind, wide, wide, e.Name, bytesize.Human(e.Bytes), strings.Repeat("█", max(1, bar)))
 	}
 }

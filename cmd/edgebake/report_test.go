@@ -22,6 +22,7 @@ import (
 	"github.com/edgebake/edgebake/builder"
 	"github.com/edgebake/edgebake/builder/anatomy"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/bytesize"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/test/buildtest"
 	"github.com/edgebake/edgebake/test/desk"
@@ -145,9 +146,9 @@ func TestBuildCountsAsReport(t *testing.T) {
 		if got := built.Partitions[i].Files; got != part.Files || got == 0 {
 			t.Errorf("%s: %d files in the build's report, %d in the image", part.Label, got, part.Files)
 		}
-		line := part.Label + `\s.*\s` + configs.HumanSize(part.Free) + ` free\s+`
+		line := part.Label + `\s.*\s` + bytesize.Human(part.Free) + ` free\s+`
 		if part.Reserve > 0 {
-			line += configs.HumanSize(part.Reserve) + ` reserve\s+`
+			line += bytesize.Human(part.Reserve) + ` reserve\s+`
 		}
 		if line += configs.Count(part.Files, "file") + `\n`; !regexp.MustCompile(line).MatchString(c.out) {
 			t.Errorf("no line is %s:\n%s", line, c.out)

@@ -31,7 +31,7 @@ func newSiteSign(s streams) *cobra.Command {
 	var o signFlags
 	c := &cobra.Command{
 		Use:               "sign SITE|INVENTORY --key KEY",
-		ValidArgsFunction: cli.CompleteFiles(documents.Endings),
+		ValidArgsFunction: cli.CompleteFiles(documents.Extensions),
 		Short:             "Sign a Site or Inventory for a USB stick",
 		Long: `Sign writes the files of a USB stick named EDGEBAKE: the Site or Inventory, its
 Ignition config, and one signature over all of them (` + ondisk.SlotSignature + `). A machine

@@ -31,7 +31,7 @@ func newStamp(s streams) *cobra.Command {
 	var o stampFlags
 	c := &cobra.Command{
 		Use:               "stamp IMAGE SITE|INVENTORY",
-		ValidArgsFunction: cli.CompleteFiles(cli.ImageEndings, documents.Endings),
+		ValidArgsFunction: cli.CompleteFiles(cli.ImageExtensions, documents.Extensions),
 		Short:             "Write Sites into a golden image",
 		Long: `Stamp writes a Site document into the slot of a copy of an image (--output), of the
 image itself (--in-place), or of a device that an image was written to. Images are
@@ -64,13 +64,13 @@ machine is Ready. edgebake unstamp makes it a golden image again.`,
 		},
 	}
 	f := c.Flags()
-	cli.FileFlag(c, &o.Output, "output", "write a stamped copy here and leave the image as it is; with --each or --slots, a directory", cli.ImageEndings...)
+	cli.FileFlag(c, &o.Output, "output", "write a stamped copy here and leave the image as it is; with --each or --slots, a directory", cli.ImageExtensions...)
 	f.BoolVar(&o.inPlace, "in-place", false, "stamp the image itself, which then is no longer golden")
 	f.BoolVar(&o.Force, "force", false, "replace existing outputs")
 	undatedFlag(c, &o.Undated)
 	f.BoolVar(&o.each, "each", false, "stamp each Site of the Inventory onto its own copy in the directory --output")
 	f.BoolVar(&o.slots, "slots", false, "write a slot (16 MiB) for each Site of the Inventory into the directory --output, and no image")
-	cli.FileFlag(c, &o.slot, "slot", "write this slot, made by --slots, into the image or device", strings.TrimPrefix(media.SlotEnding, "."))
+	cli.FileFlag(c, &o.slot, "slot", "write this slot, made by --slots, into the image or device", strings.TrimPrefix(media.SlotExtension, "."))
 	o.Stamped(c)
 	cli.TakesDocument(s, c, 1, nil)
 	return c
@@ -165,7 +165,7 @@ func stampOne(c *cobra.Command, s streams, a []string, o stampFlags) error {
 			}
 			return cli.Usage(fmt.Errorf("--output %s is a directory: name a file in it%s", o.Output, hint))
 		}
-		if err := o.NotInput("--output", o.Output, doc.Read); err != nil {
+		if err := o.NotInput("--output", o.Output, doc.Source); err != nil {
 			return err
 		}
 	}
@@ -191,7 +191,7 @@ func stampMany(c *cobra.Command, s streams, a []string, o stampFlags) error {
 	if doc.Inventory == nil {
 		return fmt.Errorf("%s is a Site, not an Inventory: stamp it with edgebake stamp %s %s --output FILE", configs.FileName(document), image, document)
 	}
-	out, err := media.StampMany(c.Context(), image, doc.Each(), o.Output, media.ManyOptions{StampOptions: o.StampOptions, Read: doc.Read, Slots: o.slots})
+	out, err := media.StampMany(c.Context(), image, doc.Each(), o.Output, media.ManyOptions{StampOptions: o.StampOptions, Source: doc.Source, Slots: o.slots})
 	if err != nil {
 		return err
 	}
@@ -216,7 +216,7 @@ func stampSlot(c *cobra.Command, s streams, a []string, o stampFlags) error {
 		return err
 	}
 	// Read has no text, because a person cannot edit the lines of a slot.
-	site := media.Site{Files: contents.Files, Read: media.Read{Name: o.slot, Ignition: o.slot}}
+	site := media.Site{Files: contents.Files, Source: media.SiteSource{Name: o.slot, Ignition: o.slot}}
 	if b, ok := contents.Files[ondisk.SlotInventory]; ok {
 		site.Inventory, err = configs.ParseInventory(o.slot, b)
 	} else {
@@ -252,7 +252,7 @@ func isDevice(name string) bool {
 func newUnstamp(s streams) *cobra.Command {
 	return &cobra.Command{
 		Use:               "unstamp IMAGE",
-		ValidArgsFunction: cli.CompleteFiles(cli.ImageEndings),
+		ValidArgsFunction: cli.CompleteFiles(cli.ImageExtensions),
 		Short:             "Remove the Site from an image",
 		Long: `Unstamp removes a Site or Inventory, with its token and Ignition config, from an
 image or a device, and overwrites its blocks. The image is the golden image again,

@@ -25,7 +25,7 @@ func newUpdateCost(s streams) *cobra.Command {
 	var output console.Form
 	c := &cobra.Command{
 		Use:               "cost OLD NEW",
-		ValidArgsFunction: cli.CompleteFiles(cli.ImageEndings),
+		ValidArgsFunction: cli.CompleteFiles(cli.ImageExtensions),
 		Short:             "Count the bytes that a machine fetches for an update",
 		Long: `Cost counts the bytes that a machine with the image OLD fetches to update to NEW:
 the chunks of NEW's root file system, kernel and initrd that are not in OLD, the
@@ -37,7 +37,7 @@ OLD is an image or a disk. NEW is a compressed image (.raw.zst).`,
   edgebake update cost other.raw my-edge.raw.zst --output json`,
 		Args: cli.Args(2, 2, "two images"),
 		RunE: func(c *cobra.Command, a []string) error {
-			cost, err := media.CostOfUpdate(a[0], media.Source{Name: a[1]})
+			cost, err := media.CostOfUpdate(a[0], media.ImageSource{Name: a[1]})
 			if err != nil {
 				return err
 			}

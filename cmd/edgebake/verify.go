@@ -15,7 +15,7 @@ func newVerify(s streams) *cobra.Command {
 	var quick bool
 	c := &cobra.Command{
 		Use:               "verify IMAGE",
-		ValidArgsFunction: cli.CompleteFiles(cli.ImageEndings),
+		ValidArgsFunction: cli.CompleteFiles(cli.ImageExtensions),
 		Short:             "Check that an image is undamaged, and who signed it",
 		Long: `Verify reads an image, or a flashed disk that has not booted yet, and compares
 everything except the slot with the golden digest. With --key it also checks that

@@ -15,9 +15,9 @@ import (
 
 // updateFlags are the flags of firstboot update.
 type updateFlags struct {
-	options                     update.Options
-	rate, most                  string
-	release, plugged, fromOrder bool // set by units
+	options                    update.Options
+	rate, most                 string
+	finish, plugged, fromOrder bool // set by units
 }
 
 func newUpdate(m target, log io.Writer) *cobra.Command {
@@ -56,10 +56,10 @@ all members of etcd are healthy, and after a snapshot of etcd.`,
 	f.BoolVar(&u.options.NoDrain, "no-drain", false, "evict no pods before a restart with another minor version of Kubernetes")
 	f.StringVar(&u.rate, "limit-rate", "", "maximum number of bytes to fetch per second, e.g. 500k")
 	f.StringVar(&u.most, "max-bytes", "", "maximum number of bytes to fetch in total, e.g. 20M; required if the Site's link is metered")
-	f.BoolVar(&u.release, "release", false, "finish an update whose trial succeeded (a systemd unit runs this at each boot)")
+	f.BoolVar(&u.finish, "finish", false, "finish an update whose trial succeeded (a systemd unit runs this at each boot)")
 	f.BoolVar(&u.plugged, "plugged", false, "update from a stick that was plugged in (a systemd unit runs this)")
 	f.BoolVar(&u.fromOrder, "order", false, "carry out the update that the cluster orders, if there is one (a systemd timer runs this every few minutes)")
-	for _, flag := range []string{"release", "plugged", "order"} {
+	for _, flag := range []string{"finish", "plugged", "order"} {
 		if err := cmd.Flags().MarkHidden(flag); err != nil {
 			panic("BUG: " + err.Error())
 		}
@@ -68,7 +68,7 @@ all members of etcd are healthy, and after a snapshot of etcd.`,
 }
 
 func (u *updateFlags) checkArgs(_ *cobra.Command, args []string) error {
-	if u.release || u.plugged || u.fromOrder {
+	if u.finish || u.plugged || u.fromOrder {
 		return noArgs(nil, args)
 	}
 	if len(args) != 1 {
@@ -90,8 +90,8 @@ func (u *updateFlags) run(cmd *cobra.Command, m target, log io.Writer, args []st
 	}
 	ctx, out := cmd.Context(), cmd.OutOrStdout()
 	switch {
-	case u.release:
-		return update.Release(ctx, m.env(log))
+	case u.finish:
+		return update.Finish(ctx, m.env(log))
 	case u.plugged:
 		return update.FromStick(ctx, m.env(log))
 	case u.fromOrder:

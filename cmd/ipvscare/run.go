@@ -246,7 +246,7 @@ func keep(ctx context.Context, opt ipvs.Options, sysctls string, stderr io.Write
 	opt.Reload = reload
 	opt.Ready = func() {
 		notify(lines, daemon.SdNotifyReady)
-		debug.FreeOSMemory() // release memory that was needed only for the start
+		debug.FreeOSMemory() // free memory that was needed only for the start
 	}
 	opt.Alive = watchdog(lines)
 	collecting, end := context.WithCancel(ctx)

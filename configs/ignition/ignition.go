@@ -27,6 +27,7 @@ import (
 	vpath "github.com/coreos/vcontext/path"
 	"github.com/coreos/vcontext/report"
 	"github.com/coreos/vcontext/tree"
+	"github.com/edgebake/edgebake/configs/bytesize"
 	"github.com/edgebake/edgebake/configs/forms"
 	"github.com/edgebake/edgebake/configs/strict"
 	"github.com/edgebake/edgebake/ondisk"
@@ -38,7 +39,7 @@ import (
 // author expects. Warnings and problems have a position in the config.
 func Parse(name string, data []byte) (cfg *types.Config, warnings, probs strict.Problems) {
 	if len(data) > ondisk.SlotCapacity {
-		probs.Add("", "has %.1f MiB, but the slot has space for %d MiB: put large files into the Image (files, overlays) instead", float64(len(data))/(1<<20), ondisk.SlotCapacity>>20)
+		probs.Add("", "has %s, but the slot has space for %s: put large files into the Image (files, overlays) instead", bytesize.MiB(int64(len(data))), bytesize.MiB(ondisk.SlotCapacity))
 		probs[0].File = name
 		return nil, nil, probs
 	}
@@ -495,7 +496,7 @@ func gunzip(data []byte) ([]byte, error) {
 		return nil, err
 	}
 	if len(out) > maxContents {
-		return nil, fmt.Errorf("more than %d MiB when uncompressed", maxContents>>20)
+		return nil, fmt.Errorf("more than %s when uncompressed", bytesize.MiB(maxContents))
 	}
 	return out, nil
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 
+	"github.com/edgebake/edgebake/configs/bytesize"
 	"github.com/edgebake/edgebake/configs/strict"
 )
 
@@ -40,7 +41,7 @@ func Pack(all []File) (strict.Secret, error) {
 		return strict.Secret{}, fmt.Errorf("packing the manifests: %w", err)
 	}
 	if len(text) > maxManifests {
-		return strict.Secret{}, fmt.Errorf("packing the manifests: together they have %d MiB, at most %d are accepted", len(text)>>20, maxManifests>>20)
+		return strict.Secret{}, fmt.Errorf("packing the manifests: together they have %s, at most %s are accepted", bytesize.MiB(int64(len(text))), bytesize.MiB(maxManifests))
 	}
 	var b bytes.Buffer
 	z, err := gzip.NewWriterLevel(&b, gzip.BestCompression)
@@ -74,7 +75,7 @@ func Unpack(packed strict.Secret) ([]File, error) {
 	case err != nil:
 		return nil, errors.New("damaged gzip data")
 	case len(text) > maxManifests:
-		return nil, fmt.Errorf("more than %d MiB when unpacked", maxManifests>>20)
+		return nil, fmt.Errorf("more than %s when unpacked", bytesize.MiB(maxManifests))
 	}
 	var all []File
 	dec := json.NewDecoder(bytes.NewReader(text))

@@ -15,8 +15,8 @@ import (
 	"filippo.io/age/armor"
 )
 
-// Ending is the file name extension of encrypted files.
-const Ending = ".age"
+// Extension is the file name extension of encrypted files.
+const Extension = ".age"
 
 // header is the beginning of every encrypted file in text format.
 const header = "-----BEGIN AGE ENCRYPTED FILE-----"

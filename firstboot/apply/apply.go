@@ -145,7 +145,7 @@ func (t Target) keepOriginals(want []entry, old, next manifest) (err error) {
 		if w.once {
 			continue // from now on, the file is the user's
 		}
-		m := made{Kind: w.Kind, Emptied: w.empties}
+		m := madePath{Kind: w.Kind, Emptied: w.empties}
 		if o, ok := old.Paths[w.Path]; ok {
 			m.Original = o.Original
 		} else if m.Original, err = t.keep(w); err != nil {
@@ -186,7 +186,7 @@ func (a *application) changed(path, unit string) {
 
 // takeBack undoes the entries of the last config that this one lacks.
 func (a *application) takeBack() error {
-	for _, p := range a.gone(a.old, a.next) {
+	for _, p := range a.pathsOnlyIn(a.old, a.next) {
 		if err := a.giveBack(p, a.old.Paths[p]); err != nil {
 			return err
 		}

@@ -32,21 +32,21 @@ func NewBaked(t Target) (*Baked, error) {
 }
 
 // Lstat describes the file at p, or its original if a config has replaced it.
-func (b *Baked) Lstat(p string) (siteconf.Found, error) {
+func (b *Baked) Lstat(p string) (siteconf.FileInfo, error) {
 	m, ours := b.old.Paths[p]
 	if ours && !m.Original {
-		return siteconf.Found{}, fs.ErrNotExist
+		return siteconf.FileInfo{}, fs.ErrNotExist
 	}
 	if ours {
 		if k, ok, err := b.t.keptMeta(p); err != nil || ok {
-			return siteconf.Found{Mode: fs.FileMode(k.Mode), Link: k.Link}, err
+			return siteconf.FileInfo{Mode: fs.FileMode(k.Mode), Link: k.Link}, err
 		}
 	}
 	st, err := b.t.root().Lstat(p)
 	if err != nil || st.Theirs {
-		return siteconf.Found{}, fs.ErrNotExist // a user's file is ignored, because Apply would move it aside
+		return siteconf.FileInfo{}, fs.ErrNotExist // a user's file is ignored, because Apply would move it aside
 	}
-	return siteconf.Found{Mode: st.Mode(), Link: st.Link}, nil
+	return siteconf.FileInfo{Mode: st.Mode(), Link: st.Link}, nil
 }
 
 // ReadFile reads a file that no config names; account files are returned without the changes of

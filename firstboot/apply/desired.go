@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/coreos/ignition/v2/config/v3_6/types"
+	"github.com/edgebake/edgebake/configs/bytesize"
 	"github.com/edgebake/edgebake/configs/ignition"
 	"github.com/edgebake/edgebake/firstboot/beneath"
 )
@@ -25,7 +26,7 @@ func (t Target) desired(c *types.Config, acc *accounts, old manifest) ([]entry, 
 	for i := range out {
 		out[i].fromUser = true
 	}
-	listed, errs := listed(c, acc)
+	listed, errs := namedEntries(c, acc)
 	out, twice := merged(append(out, listed...))
 	errs = append(errs, twice...)
 	if errs == nil {
@@ -64,10 +65,10 @@ func sortEntries(out []entry) {
 	})
 }
 
-// listed returns the entries that the config itself names, without those derived from users.
-func listed(c *types.Config, acc *accounts) (out []entry, errs []error) {
+// namedEntries returns the entries that the config itself names, without those derived from users.
+func namedEntries(c *types.Config, acc *accounts) (out []entry, errs []error) {
 	node := func(n types.Node, kind string, mode *int, usual fs.FileMode) entry {
-		e := entry{Path: path.Clean(n.Path), Kind: kind, overwrite: yes(n.Overwrite), Owner: beneath.Owner{Mode: usual}}
+		e := entry{Path: path.Clean(n.Path), Kind: kind, overwrite: isTrue(n.Overwrite), Owner: beneath.Owner{Mode: usual}}
 		if mode != nil {
 			e.Owner.Mode, e.modeSet = fileMode(*mode), true
 		}
@@ -106,7 +107,7 @@ func listed(c *types.Config, acc *accounts) (out []entry, errs []error) {
 	for _, l := range c.Storage.Links {
 		e := node(l.Node, kindSymlink, nil, 0o777)
 		e.Target = str(l.Target)
-		if yes(l.Hard) {
+		if isTrue(l.Hard) {
 			e.Kind = kindLink
 		}
 		out = append(out, e)
@@ -124,7 +125,7 @@ func unitEntries(u types.Unit) []entry {
 			modeSet: true, uidSet: true, gidSet: true, overwrite: true, unit: u.Name})
 	}
 	switch {
-	case yes(u.Mask):
+	case isTrue(u.Mask):
 		out = append(out, entry{Path: unitDir + u.Name, Kind: kindSymlink, Target: "/dev/null", overwrite: true, unit: u.Name})
 	case str(u.Contents) != "":
 		file(unitDir+u.Name, *u.Contents)
@@ -153,11 +154,11 @@ func merged(all []entry) (out []entry, errs []error) {
 		first := out[i]
 		switch {
 		case first.fromUser && e.Kind == kindDir && first.Kind == kindDir:
-			out[i] = over(first, e)
+			out[i] = withOwnerOf(first, e)
 		case first.fromUser && e.Kind == kindFile && first.Kind == kindFile && (e.appendTo || e.keepData):
 			e.Data = append(slices.Clone(first.Data), e.Data...)
 			e.appendTo, e.keepData = false, false
-			out[i] = over(first, e)
+			out[i] = withOwnerOf(first, e)
 			out[i].overwrite = true
 		case first.fromUser && e.overwrite && e.Kind != kindDir:
 			out[i] = e
@@ -171,7 +172,7 @@ func merged(all []entry) (out []entry, errs []error) {
 }
 
 // over returns e; owner and permissions that e does not set are those of first.
-func over(first, e entry) entry {
+func withOwnerOf(first, e entry) entry {
 	if !e.modeSet {
 		e.Owner.Mode, e.modeSet = first.Owner.Mode, first.modeSet
 	}
@@ -191,9 +192,9 @@ func (t Target) inherit(w *entry, old manifest) error {
 	if !changes || w.modeSet && w.uidSet && w.gidSet {
 		return nil
 	}
-	before, ok, err := t.before(w.Path, old)
+	before, ok, err := t.originalOwner(w.Path, old)
 	if w.fromUser && !ok && !old.Unfinished {
-		before, ok = t.there(w.Path) // a home whose owner its user has changed
+		before, ok = t.presentOwner(w.Path) // a home whose owner its user has changed
 	}
 	if err != nil || !ok || before.Mode.IsDir() != (w.Kind == kindDir) {
 		return err
@@ -210,8 +211,8 @@ func (t Target) inherit(w *entry, old manifest) error {
 	return nil
 }
 
-// before returns the owner and mode of the original at p.
-func (t Target) before(p string, old manifest) (beneath.Owner, bool, error) {
+// originalOwner returns the owner and mode of the original at p.
+func (t Target) originalOwner(p string, old manifest) (beneath.Owner, bool, error) {
 	m, ours := old.Paths[p]
 	if ours && !m.Original {
 		return beneath.Owner{}, false, nil
@@ -225,12 +226,12 @@ func (t Target) before(p string, old manifest) (beneath.Owner, bool, error) {
 			return beneath.Owner{Mode: fs.FileMode(k.Mode), UID: k.UID, GID: k.GID}, true, nil
 		}
 	}
-	meta, ok := t.there(p)
+	meta, ok := t.presentOwner(p)
 	return meta, ok, nil
 }
 
-// there returns the present owner and mode of p; ok is false for a link.
-func (t Target) there(p string) (beneath.Owner, bool) {
+// presentOwner returns the present owner and mode of p; ok is false for a link.
+func (t Target) presentOwner(p string) (beneath.Owner, bool) {
 	st, err := t.root().Lstat(p)
 	if err != nil || st.Mode()&fs.ModeSymlink != 0 {
 		return beneath.Owner{}, false
@@ -322,7 +323,7 @@ func (t Target) clear(dirs []string, entries []entry, old manifest) (cleared []e
 		named[w.Path] = i
 	}
 	for _, dir := range dirs {
-		paths, err := t.below(dir, old)
+		paths, err := t.originalContents(dir, old)
 		if err != nil {
 			errs = append(errs, err)
 			continue
@@ -342,8 +343,8 @@ func (t Target) clear(dirs []string, entries []entry, old manifest) (cleared []e
 	return cleared, errs
 }
 
-// below lists the original contents of a directory.
-func (t Target) below(dir string, old manifest) ([]string, error) {
+// originalContents lists the original contents of a directory.
+func (t Target) originalContents(dir string, old manifest) ([]string, error) {
 	var paths []string
 	for p, m := range old.Paths {
 		if m.Kind == kindAbsent && strings.HasPrefix(p, dir+"/") {
@@ -380,7 +381,7 @@ func (t Target) below(dir string, old manifest) ([]string, error) {
 			size += st.Size()
 		}
 		if len(paths) > maxCleared || size > maxClearedBytes {
-			return fmt.Errorf("it contains more than %d files or %d MiB", maxCleared, maxClearedBytes>>20)
+			return fmt.Errorf("it contains more than %d files or %s", maxCleared, bytesize.MiB(maxClearedBytes))
 		}
 		return nil
 	})

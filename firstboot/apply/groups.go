@@ -26,7 +26,7 @@ func (a *accounts) group(g types.PasswdGroup, old manifest, next *manifest) erro
 	if row == nil || ours {
 		next.Groups[g.Name] = true
 	}
-	return a.addGroup(g.Name, g.Gid, yes(g.System), str(g.PasswordHash))
+	return a.addGroup(g.Name, g.Gid, isTrue(g.System), str(g.PasswordHash))
 }
 
 func (a *accounts) withPrimary(gid string) string {

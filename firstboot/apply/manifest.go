@@ -49,11 +49,11 @@ type entry struct {
 
 // manifest records what was applied.
 type manifest struct {
-	Version int                `json:"version"`
-	Paths   map[string]made    `json:"paths"`
-	Units   map[string]string  `json:"units,omitempty"` // enabled | disabled | masked
-	Users   map[string]account `json:"users,omitempty"`
-	Groups  map[string]bool    `json:"groups,omitempty"` // those that a config added
+	Version int                 `json:"version"`
+	Paths   map[string]madePath `json:"paths"`
+	Units   map[string]string   `json:"units,omitempty"` // enabled | disabled | masked
+	Users   map[string]account  `json:"users,omitempty"`
+	Groups  map[string]bool     `json:"groups,omitempty"` // those that a config added
 	// Gone contains the former rows of groups that were changed or removed.
 	Gone map[string]groupRows `json:"gone,omitempty"`
 	// Unfinished means that a config is being applied, or that applying it was interrupted.
@@ -61,11 +61,12 @@ type manifest struct {
 }
 
 func newManifest() manifest {
-	return manifest{Version: manifestVersion, Paths: map[string]made{}, Units: map[string]string{},
+	return manifest{Version: manifestVersion, Paths: map[string]madePath{}, Units: map[string]string{},
 		Users: map[string]account{}, Groups: map[string]bool{}, Gone: map[string]groupRows{}}
 }
 
-type made struct {
+// madePath describes a path that a config made.
+type madePath struct {
 	Kind string `json:"kind"`
 	// Original means that a file existed before. It is kept in Originals.
 	Original bool `json:"original,omitempty"`
@@ -75,14 +76,14 @@ type made struct {
 
 const manifestVersion = 1
 
-// original returns the path at which the original of p is kept.
-func (t Target) original(p string) string {
+// originalPath returns the path at which the original of p is kept.
+func (t Target) originalPath(p string) string {
 	sum := sha256.Sum256([]byte(p))
 	return t.Originals + "/" + hex.EncodeToString(sum[:16])
 }
 
-// kept describes an original file, directory or link.
-type kept struct {
+// original describes an original file, directory or link.
+type original struct {
 	Path string `json:"path"`
 	Link string `json:"link,omitempty"`
 	Mode uint32 `json:"mode"`
@@ -95,12 +96,12 @@ func (t Target) keep(w entry) (bool, error) {
 	st, err := t.root().Lstat(w.Path)
 	if isGone(err) {
 		// Nothing is there now, so an older original must not be restored later.
-		return false, errors.Join(t.Remove(t.original(w.Path)), t.Remove(t.original(w.Path)+".meta"))
+		return false, errors.Join(t.Remove(t.originalPath(w.Path)), t.Remove(t.originalPath(w.Path)+".meta"))
 	}
 	if err != nil {
 		return false, fmt.Errorf("checking %s: %w", w.Path, err)
 	}
-	k := kept{Path: w.Path, Link: st.Link, Mode: uint32(st.Mode())}
+	k := original{Path: w.Path, Link: st.Link, Mode: uint32(st.Mode())}
 	k.UID, k.GID = owner(st)
 	var data []byte
 	switch {
@@ -123,8 +124,8 @@ func (t Target) keep(w entry) (bool, error) {
 	meta, err := json.Marshal(k)
 	if err == nil {
 		err = errors.Join(
-			t.WriteFile(t.original(w.Path), data, beneath.Owner{Mode: 0o600}),
-			t.WriteFile(t.original(w.Path)+".meta", meta, beneath.Owner{Mode: 0o600}))
+			t.WriteFile(t.originalPath(w.Path), data, beneath.Owner{Mode: 0o600}),
+			t.WriteFile(t.originalPath(w.Path)+".meta", meta, beneath.Owner{Mode: 0o600}))
 	}
 	if err != nil {
 		return false, fmt.Errorf("saving the original of %s: %w", w.Path, err)
@@ -133,8 +134,8 @@ func (t Target) keep(w entry) (bool, error) {
 }
 
 // keptMeta returns the description of the original of p; ok is false if there is none.
-func (t Target) keptMeta(p string) (k kept, ok bool, err error) {
-	b, _, err := t.root().ReadFile(t.original(p) + ".meta")
+func (t Target) keptMeta(p string) (k original, ok bool, err error) {
+	b, _, err := t.root().ReadFile(t.originalPath(p) + ".meta")
 	if errors.Is(err, fs.ErrNotExist) {
 		return k, false, nil
 	}
@@ -145,7 +146,7 @@ func (t Target) keptMeta(p string) (k kept, ok bool, err error) {
 }
 
 // giveBack undoes the change of a config at p.
-func (t Target) giveBack(p string, m made) error {
+func (t Target) giveBack(p string, m madePath) error {
 	if !m.Original {
 		if err := t.Remove(p); err != nil {
 			return fmt.Errorf("removing %s: %w", p, err)
@@ -160,7 +161,7 @@ func (t Target) giveBack(p string, m made) error {
 		err = t.restore(p, k)
 	}
 	if err == nil {
-		err = errors.Join(t.Remove(t.original(p)+".meta"), t.Remove(t.original(p)))
+		err = errors.Join(t.Remove(t.originalPath(p)+".meta"), t.Remove(t.originalPath(p)))
 	}
 	if err != nil {
 		return fmt.Errorf("restoring the original of %s: %w", p, err)
@@ -169,7 +170,7 @@ func (t Target) giveBack(p string, m made) error {
 }
 
 // restore puts the original of p back.
-func (t Target) restore(p string, k kept) error {
+func (t Target) restore(p string, k original) error {
 	mode := fs.FileMode(k.Mode)
 	meta := beneath.Owner{Mode: mode & modeBits, UID: k.UID, GID: k.GID}
 	st, err := t.root().Lstat(p)
@@ -189,7 +190,7 @@ func (t Target) restore(p string, k kept) error {
 	case k.Link != "":
 		return t.symlink(k.Link, p, meta)
 	}
-	data, _, err := t.root().ReadFile(t.original(p))
+	data, _, err := t.root().ReadFile(t.originalPath(p))
 	if err != nil {
 		return err
 	}
@@ -255,8 +256,8 @@ func union(old, next manifest) manifest {
 	for n, a := range old.Users {
 		if now, ok := u.Users[n]; ok {
 			a = now
-			a.Groups = with(a.Groups, old.Users[n].Groups)
-			a.Left = with(a.Left, old.Users[n].Left)
+			a.Groups = appendMissing(a.Groups, old.Users[n].Groups)
+			a.Left = appendMissing(a.Left, old.Users[n].Left)
 		}
 		u.Users[n] = a
 	}
@@ -271,8 +272,8 @@ func union(old, next manifest) manifest {
 	return u
 }
 
-// with returns a, followed by the elements that only b has.
-func with(a, b []string) []string {
+// appendMissing returns a, followed by the elements that only b has.
+func appendMissing(a, b []string) []string {
 	out := slices.Clone(a)
 	for _, s := range b {
 		if !slices.Contains(out, s) {

@@ -18,9 +18,9 @@ import (
 	"github.com/edgebake/edgebake/firstboot/beneath"
 )
 
-// gone lists the paths that only old has, in the order of undoing: contents that a config created
-// are removed before their directory, and contents that it removed are restored after it.
-func (t Target) gone(old, next manifest) []string {
+// pathsOnlyIn lists the paths that only old has, in the order of undoing: contents that a config
+// created are removed before their directory, and contents that it removed are restored after it.
+func (t Target) pathsOnlyIn(old, next manifest) []string {
 	var made, absent []string
 	for _, p := range slices.Sorted(maps.Keys(old.Paths)) {
 		switch _, ok := next.Paths[p]; {
@@ -82,7 +82,7 @@ func str(s *string) string {
 	return *s
 }
 
-func yes(b *bool) bool { return b != nil && *b }
+func isTrue(b *bool) bool { return b != nil && *b }
 
 // root reads the system safely, because users may write to many of the paths that a config names.
 func (t Target) root() beneath.Root { return beneath.Root{Dir: t.Root} }
@@ -97,7 +97,7 @@ func (t Target) data(w entry) ([]byte, error) {
 	if !w.appendTo && !w.keepData {
 		return w.Data, nil
 	}
-	before, _, err := t.root().ReadFile(t.original(w.Path))
+	before, _, err := t.root().ReadFile(t.originalPath(w.Path))
 	if errors.Is(err, fs.ErrNotExist) && w.keepData {
 		before, _, err = t.root().ReadFile(w.Path)
 	}

@@ -111,7 +111,7 @@ func (a *accounts) login(u types.PasswdUser, rec account) error {
 func (a *accounts) newLogin(u types.PasswdUser, given int) ([]string, error) {
 	group := a.db[fileGroup]
 	own := group.find(u.Name)
-	id := a.freeUID(yes(u.System))
+	id := a.freeUID(isTrue(u.System))
 	if given != 0 && a.db[filePasswd].nameOf(given) == "" {
 		id = given
 	}
@@ -125,12 +125,12 @@ func (a *accounts) newLogin(u types.PasswdUser, given int) ([]string, error) {
 	switch primary := str(u.PrimaryGroup); {
 	case primary != "":
 		gid = a.now().Group(primary)[2] // CheckUser has checked that it exists
-	case !yes(u.NoUserGroup):
+	case !isTrue(u.NoUserGroup):
 		var want *int
 		if own == nil && group.nameOf(id) == "" {
 			want = &id
 		}
-		if err := a.addGroup(u.Name, want, yes(u.System), ""); err != nil {
+		if err := a.addGroup(u.Name, want, isTrue(u.System), ""); err != nil {
 			return nil, err
 		}
 		gid = group.find(u.Name)[2]
@@ -165,7 +165,7 @@ func (a *accounts) password(u types.PasswdUser, added bool) error {
 	if s == nil {
 		// Leave the date of change empty: a date from a wrong clock could make the password expire.
 		s = []string{u.Name, "*", "", a.defs.minDays, a.defs.maxDays, a.defs.warnDays, "", "", ""}
-		if yes(u.System) {
+		if isTrue(u.System) {
 			s[3], s[4], s[5] = "", "", ""
 		}
 	}
@@ -215,7 +215,7 @@ func (t Target) homes(a *accounts, old manifest) ([]entry, error) {
 		gid, _ := strconv.Atoi(row[3])
 		dir := path.Clean(row[5])
 		own := func(m fs.FileMode) beneath.Owner { return beneath.Owner{Mode: m, UID: uid, GID: gid} }
-		if a.made[u.Name] && !yes(u.NoCreateHome) {
+		if a.made[u.Name] && !isTrue(u.NoCreateHome) {
 			out = append(out, entry{Path: dir, Kind: kindDir, Owner: own(a.defs.homeMode)})
 			// Like useradd, copy the skeleton only into a new home, or into one
 			// that an interrupted attempt began.

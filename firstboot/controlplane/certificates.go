@@ -91,7 +91,7 @@ func CertificatesPhase(active *site.Active) run.Phase {
 		Name: "certificates", Doc: "the control plane's certificates are intact, valid and have all names", Timeout: 5 * time.Minute,
 		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
 			for _, ca := range configs.ClusterCAs() {
-				member.NoteEndOfCA(e, member.PKIDir+"/"+ca.Base+".crt")
+				member.NoteCAExpiry(e, member.PKIDir+"/"+ca.Base+".crt")
 			}
 			bad := BadCredentials(e, active.Site)
 			if len(bad) > 0 || e.Exists(PodsRestart) || e.Exists(RenewalDir) {
@@ -114,7 +114,7 @@ func CertificatesPhase(active *site.Active) run.Phase {
 					return failed
 				default: // the control plane can start without the new ones
 					kept = true
-					e.Note("renewing the control plane's certificates failed: %s; those in use are valid until %s; first boot retries every two hours and at each boot", machine.OneLine(failed), firstEnd(e, still).UTC().Format(time.RFC3339))
+					e.Note("renewing the control plane's certificates failed: %s; those in use are valid until %s; first boot retries every two hours and at each boot", machine.OneLine(failed), firstExpiry(e, still).UTC().Format(time.RFC3339))
 				}
 			}
 			if err := e.RemoveAll(RenewalDir); err != nil {
@@ -221,7 +221,7 @@ func removeUselessKeys(e *machine.Env) error {
 		if f == member.ServingCert || f == member.ServingKey {
 			cert, err = member.LoadPair(e, member.ServingCert, member.ServingKey)
 		}
-		if err == nil && inTime(e, cert) == nil {
+		if err == nil && checkValidity(e, cert) == nil {
 			continue
 		}
 		if err := e.Remove(f); err != nil {
@@ -249,8 +249,8 @@ func areUsable(e *machine.Env, site *configs.Site) bool {
 	})
 }
 
-// firstEnd returns the earliest expiry of the credentials.
-func firstEnd(e *machine.Env, all []credential) time.Time {
+// firstExpiry returns the earliest expiry of the credentials.
+func firstExpiry(e *machine.Env, all []credential) time.Time {
 	var first time.Time
 	for _, c := range all {
 		if cert, err := c.Usable(e, InUse); err == nil && (first.IsZero() || cert.NotAfter.Before(first)) {
@@ -282,7 +282,7 @@ func CredentialsOf(site *configs.Site) []credential {
 						}
 					}
 				}
-				return endsSoon(e, c, ca)
+				return expiresSoon(e, c, ca)
 			},
 		})
 	}
@@ -293,7 +293,7 @@ func CredentialsOf(site *configs.Site) []credential {
 				return confCert(e, at(f))
 			},
 			outdated: func(e *machine.Env, at func(string) string, c *x509.Certificate) error {
-				return cmp.Or(formerCA(e, at(f)), endsSoon(e, c, ondisk.KubeCA))
+				return cmp.Or(formerCA(e, at(f)), expiresSoon(e, c, ondisk.KubeCA))
 			},
 		})
 	}
@@ -307,7 +307,7 @@ func CredentialsOf(site *configs.Site) []credential {
 			if err != nil {
 				return nil, err
 			}
-			return cert, inTime(e, cert)
+			return cert, checkValidity(e, cert)
 		},
 		// kubelet renews its client certificate itself, so compare only the CA in the kubeconfig.
 		outdated: func(e *machine.Env, at func(string) string, _ *x509.Certificate) error {
@@ -361,12 +361,12 @@ func validBy(e *machine.Env, cert *x509.Certificate, caFile string) error {
 	if err := e.SignedBy(cert, cas[0]); err != nil {
 		return err
 	}
-	return inTime(e, cert)
+	return checkValidity(e, cert)
 }
 
-// inTime returns an error unless a certificate is valid now. If it is not valid yet, it was made
-// while the clock was ahead.
-func inTime(e *machine.Env, cert *x509.Certificate) error {
+// checkValidity returns an error unless a certificate is valid now. If it is not valid yet, it was
+// made while the clock was ahead.
+func checkValidity(e *machine.Env, cert *x509.Certificate) error {
 	switch now := e.Now(); {
 	case now.After(cert.NotAfter):
 		return fmt.Errorf("it expired at %s", cert.NotAfter.UTC().Format(time.RFC3339))
@@ -376,9 +376,9 @@ func inTime(e *machine.Env, cert *x509.Certificate) error {
 	return nil
 }
 
-// endsSoon returns an error if the certificate expires within RenewBefore, and more than half of
+// expiresSoon returns an error if the certificate expires within RenewBefore, and more than half of
 // its lifetime has passed. The second condition prevents repeated renewals of short-lived ones.
-func endsSoon(e *machine.Env, cert *x509.Certificate, caFile string) error {
+func expiresSoon(e *machine.Env, cert *x509.Certificate, caFile string) error {
 	cas, err := kubeapi.ParseCerts(e.Contents(caFile))
 	if err != nil {
 		return err

@@ -67,7 +67,7 @@ const addressFix = "check the cable, the switch port and the Site's network sett
 
 // tryNetwork applies new network settings, and rolls them back if they reach no other machine.
 func tryNetwork(ctx context.Context, e *machine.Env, up network.Uplink) error {
-	found, _, err := network.Use(ctx, e, up)
+	found, _, err := network.KeepOrRollBack(ctx, e, up)
 	if err != nil {
 		return err
 	}
@@ -127,7 +127,7 @@ func Phase(active *site.Active) run.Phase {
 		Name: "control-plane", Doc: "this machine's API server is ready", Timeout: 20 * time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			state, err := e.UnitState(ctx, ondisk.UnitKubelet)
-			if err != nil || state != "active" || !made(e) || ReadMembership(e).notServedYet(active.Site) || ownAPI(ctx, e, active.Site) != nil {
+			if err != nil || state != "active" || !made(e) || ReadMembership(e).notServedYet(active.Site) || checkOwnAPI(ctx, e, active.Site) != nil {
 				return run.Todo, err
 			}
 			return run.Done, nil
@@ -180,7 +180,7 @@ func waitForAPI(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	defer client.CloseIdleConnections()
 	usable := true
 	err = e.Retry(ctx, machine.Wait{Every: decideInterval}, func() error {
-		bad := ownAPI(ctx, e, site)
+		bad := checkOwnAPI(ctx, e, site)
 		if bad == nil {
 			return nil
 		}
@@ -202,8 +202,8 @@ func waitForAPI(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	return saveServed(e, site)
 }
 
-// ownAPI returns an error unless this machine's own API server is ready.
-func ownAPI(ctx context.Context, e *machine.Env, site *configs.Site) error {
+// checkOwnAPI returns an error unless this machine's own API server is ready.
+func checkOwnAPI(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	c := kubeapi.Client{Server: "https://" + network.OwnHostPort(site), CA: e.Contents(ondisk.KubeCA), Dial: e.Dial, Now: e.Now, Transports: e.Transports()}

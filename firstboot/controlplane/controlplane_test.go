@@ -40,7 +40,7 @@ func TestLacking(t *testing.T) {
 		if err := errors.Join(yamltree.Unmarshal([]byte(site), &s), yamltree.Unmarshal([]byte(has), &h)); err != nil {
 			t.Fatal(err)
 		}
-		if got := strings.Join(lacking("", s, h), "; "); got != want {
+		if got := strings.Join(differences("", s, h), "; "); got != want {
 			t.Errorf("%s\ngot  %q\nwant %q", has, got, want)
 		}
 	}

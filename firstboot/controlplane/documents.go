@@ -53,15 +53,15 @@ func DocumentsOf(site *configs.Site) (string, error) {
 	return hex.EncodeToString(sum[:16]), nil
 }
 
-// uploaded describes the documents in the cluster.
-type uploaded struct {
+// uploadState describes the documents in the cluster.
+type uploadState struct {
 	documents string // hash as of DocumentsOf; "": unknown
 	untouched bool   // nobody else has changed them, or an upload was interrupted
 	cutOff    bool   // an upload was interrupted
 	contents  string // hash of the present ConfigMaps
 }
 
-func readUploaded(ctx context.Context, c *kubeapi.Client) (uploaded, error) {
+func readUploaded(ctx context.Context, c *kubeapi.Client) (uploadState, error) {
 	var cluster, kubelet struct {
 		Metadata struct {
 			Annotations map[string]string `json:"annotations"`
@@ -70,11 +70,11 @@ func readUploaded(ctx context.Context, c *kubeapi.Client) (uploaded, error) {
 	}
 	for path, into := range map[string]any{kubeadmConfigMap: &cluster, kubeletConfigMap: &kubelet} {
 		if err := c.Get(ctx, path, into); err != nil && kubeapi.Code(err) != 404 {
-			return uploaded{}, fmt.Errorf("reading the cluster's configuration: %w", err)
+			return uploadState{}, fmt.Errorf("reading the cluster's configuration: %w", err)
 		}
 	}
 	sum := sha256.Sum256([]byte(cluster.Data["ClusterConfiguration"] + "\x00" + kubelet.Data["kubelet"]))
-	u := uploaded{documents: cluster.Metadata.Annotations[DocumentsKey], contents: hex.EncodeToString(sum[:16])}
+	u := uploadState{documents: cluster.Metadata.Annotations[DocumentsKey], contents: hex.EncodeToString(sum[:16])}
 	u.cutOff = cluster.Metadata.Annotations[uploadingKey] != ""
 	u.untouched = u.cutOff || cluster.Metadata.Annotations[uploadedKey] == u.contents
 	return u, nil
@@ -224,18 +224,18 @@ func proxyDifferences(ctx context.Context, e *machine.Env, site *configs.Site) (
 	}
 	delete(want, "apiVersion") // an upgrade may change this field
 	delete(want, "kind")
-	return lacking("", want, has), nil
+	return differences("", want, has), nil
 }
 
-// lacking lists the fields of want that are missing from has or differ there. A missing field
+// differences lists the fields of want that are missing from has or differ there. A missing field
 // counts as the zero value. Fields and list items that only has contains are ignored.
-func lacking(field string, want, has any) []string {
+func differences(field string, want, has any) []string {
 	switch w := want.(type) {
 	case map[string]any:
 		h, _ := has.(map[string]any)
 		var all []string
 		for _, key := range slices.Sorted(maps.Keys(w)) {
-			all = append(all, lacking(strings.TrimPrefix(field+"."+key, "."), w[key], h[key])...)
+			all = append(all, differences(strings.TrimPrefix(field+"."+key, "."), w[key], h[key])...)
 		}
 		return all
 	case []any:

@@ -216,11 +216,11 @@ func (t *etcdStarter) execute(ctx context.Context, d etcdmember.Decision) (start
 func (t *etcdStarter) setAside(d etcdmember.Decision) (startResult, error) {
 	if c := t.site.ControlPlane; c.Restore != "" && c.ContinueFrom == t.site.Self().Name {
 		// Check that the snapshot that will replace the data exists.
-		if _, err := snapshotAtHand(t.e, strings.ToLower(c.Restore)); err != nil {
+		if _, err := stageSnapshot(t.e, strings.ToLower(c.Restore)); err != nil {
 			return startWaits, err
 		}
 	}
-	to, err := setAside(t.e)
+	to, err := moveAside(t.e)
 	if err != nil {
 		return startWaits, err
 	}
@@ -249,7 +249,7 @@ func (t *etcdStarter) joinCluster(ctx context.Context, d etcdmember.Decision) (s
 // states.
 func (t *etcdStarter) view(ctx context.Context) (etcdmember.View, error) {
 	self := t.site.Self()
-	v := etcdmember.View{Self: self.Name, PeerURL: self.PeerURL(), Cluster: t.site.ControlPlane.ID, Permit: permit(t.e, t.site), PermitID: PermitID(t.site), Dates: permitDates(t.e, t.site),
+	v := etcdmember.View{Self: self.Name, PeerURL: self.PeerURL(), Cluster: t.site.ControlPlane.ID, Permit: permitState(t.e, t.site), PermitID: PermitID(t.site), Dates: permitDates(t.e, t.site),
 		Request: etcdmember.Request{ContinueFrom: t.site.ControlPlane.ContinueFrom, Restore: t.site.ControlPlane.Restore != "", Restored: restoredBefore(t.e, t.site), Absent: t.site.ControlPlane.Absent}}
 	var err error
 	if v.Disk, err = etcdDisk(t.e); err != nil {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/bytesize"
 	"github.com/edgebake/edgebake/firstboot/etcdmember"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/run"
@@ -80,7 +81,7 @@ func SpaceOn(ctx context.Context, e *machine.Env, site *configs.Site, member str
 		return err
 	}
 	if least := total / 100 * SnapshotLeaves; free-bytes < least {
-		return fmt.Errorf("it needs %s for a copy, but of the %s that are free on /var, %s must stay free", configs.HumanSize(bytes), configs.HumanSize(free), configs.HumanSize(least))
+		return fmt.Errorf("it needs %s for a copy, but of the %s that are free on /var, %s must stay free", bytesize.Human(bytes), bytesize.Human(free), bytesize.Human(least))
 	}
 	return nil
 }

@@ -18,8 +18,8 @@ const (
 	RestoredVar     = "/sys/firmware/efi/efivars/EdgebakeRestored-0c8f3d4e-6d1b-4f0e-9d0a-7c5e1f2a9b63"
 )
 
-// permit returns the state of the Site's bootstrap permit.
-func permit(e *machine.Env, site *configs.Site) etcdmember.Permit {
+// permitState returns the state of the Site's bootstrap permit.
+func permitState(e *machine.Env, site *configs.Site) etcdmember.Permit {
 	switch until := site.ControlPlane.BootstrapEnd(); {
 	case until.IsZero():
 		return etcdmember.NoPermit

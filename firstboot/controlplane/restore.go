@@ -37,7 +37,7 @@ func restoreSnapshot(ctx context.Context, e *machine.Env, active *site.Active) e
 	if err != nil {
 		return err
 	}
-	file, err := snapshotAtHand(e, sum)
+	file, err := stageSnapshot(e, sum)
 	if err != nil {
 		return err
 	}
@@ -73,7 +73,7 @@ func restoreSnapshot(ctx context.Context, e *machine.Env, active *site.Active) e
 
 // snapshotAtHand makes the snapshot readable for etcdutl, and returns its path in etcdutl's
 // container.
-func snapshotAtHand(e *machine.Env, sum string) (string, error) {
+func stageSnapshot(e *machine.Env, sum string) (string, error) {
 	if err := errors.Join(e.RemoveAll(RestoreDir), e.Mkdir(RestoreDir, machine.Mode(0o700)), e.Mkdir(member.SnapshotDir, machine.Mode(0o700))); err != nil {
 		return "", fmt.Errorf("restoring a snapshot: %w", err)
 	}

@@ -30,8 +30,8 @@ const asideHealthy = "/healthy-days"
 // removed.
 const asideDays = 7
 
-// setAside renames etcd's data, and returns the new path.
-func setAside(e *machine.Env) (string, error) {
+// moveAside renames etcd's data, and returns the new path.
+func moveAside(e *machine.Env) (string, error) {
 	base := AsideDir + "-" + e.Now().UTC().Format("20060102-150405")
 	to := base
 	for n := 2; e.Exists(to); n++ { // the clock may have been set back
@@ -57,7 +57,7 @@ func SetAsideLogless(e *machine.Env) error {
 	if !e.Exists(EtcdMember) {
 		return nil
 	}
-	to, err := setAside(e)
+	to, err := moveAside(e)
 	if err != nil {
 		return err
 	}

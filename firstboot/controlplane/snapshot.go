@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/bytesize"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
@@ -62,11 +63,11 @@ func snapshot(ctx context.Context, e *machine.Env, site *configs.Site) (string, 
 	client.Timeout = 0 // ctx limits the time instead
 	ctx, cancel := context.WithTimeout(ctx, snapshotTime)
 	defer cancel()
-	release, err := e.Lock(ctx, SnapshotLock) // an operator may be making one too
+	unlock, err := e.Lock(ctx, SnapshotLock) // an operator may be making one too
 	if err != nil {
 		return "", fmt.Errorf("waiting for another snapshot to finish: %w", err)
 	}
-	defer release()
+	defer unlock()
 	if err := spaceForSnapshot(e); err != nil {
 		return "", err
 	}
@@ -142,7 +143,7 @@ func spaceForSnapshot(e *machine.Env) error {
 		left += all[keep].size
 	}
 	if left < least { // removing all would not be enough, so they stay
-		return run.Advise(fail(fmt.Errorf("it needs %s, but of the %s that are free on /var, %s must stay free (%d %% of the disk)", configs.HumanSize(size), configs.HumanSize(free), configs.HumanSize(least), SnapshotLeaves)),
+		return run.Advise(fail(fmt.Errorf("it needs %s, but of the %s that are free on /var, %s must stay free (%d %% of the disk)", bytesize.Human(size), bytesize.Human(free), bytesize.Human(least), SnapshotLeaves)),
 			"free space on the disk (`crictl rmi --prune`, `journalctl --vacuum-size=100M`), or use a larger one")
 	}
 	for _, old := range all[keep:] {

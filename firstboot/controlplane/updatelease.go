@@ -70,9 +70,9 @@ func (t UpdateLease) clients() (c *kubeapi.Client, etcd *http.Client, err error)
 	return c, etcd, err
 }
 
-// Free returns an error if this machine may not be updated now, because another one is being
+// CheckFree returns an error if this machine may not be updated now, because another one is being
 // updated or an etcd member is not healthy.
-func (t UpdateLease) Free(ctx context.Context) error {
+func (t UpdateLease) CheckFree(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, leaseTimeout)
 	defer cancel()
 	c, etcd, err := t.clients()
@@ -84,11 +84,11 @@ func (t UpdateLease) Free(ctx context.Context) error {
 	if err != nil && kubeapi.Code(err) != 404 {
 		return run.Advise(err, "try again when this machine's API server is ready")
 	}
-	return errors.Join(t.healthy(ctx, etcd), t.taken(ctx, etcd, l))
+	return errors.Join(t.checkEtcd(ctx, etcd), t.checkHolder(ctx, etcd, l))
 }
 
-// Healthy returns all problems of etcd as one error, or nil if it is healthy.
-func (t UpdateLease) Healthy(ctx context.Context) error {
+// CheckEtcd returns all problems of etcd as one error, or nil if it is healthy.
+func (t UpdateLease) CheckEtcd(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, leaseTimeout)
 	defer cancel()
 	etcd, err := etcdClient(t.e)
@@ -96,10 +96,10 @@ func (t UpdateLease) Healthy(ctx context.Context) error {
 		return err
 	}
 	defer etcd.CloseIdleConnections()
-	return t.healthy(ctx, etcd)
+	return t.checkEtcd(ctx, etcd)
 }
 
-func (t UpdateLease) healthy(ctx context.Context, etcd *http.Client) error {
+func (t UpdateLease) checkEtcd(ctx context.Context, etcd *http.Client) error {
 	var named []string
 	for _, m := range t.site.ControlPlane.Members {
 		if !slices.Contains(t.site.ControlPlane.Absent, m.Name) {
@@ -113,8 +113,8 @@ func (t UpdateLease) healthy(ctx context.Context, etcd *http.Client) error {
 	return nil
 }
 
-// taken returns the reason why the Lease cannot be taken, or nil if it can.
-func (t UpdateLease) taken(ctx context.Context, etcd *http.Client, l lease) error {
+// checkHolder returns the reason why the Lease cannot be taken, or nil if it can.
+func (t UpdateLease) checkHolder(ctx context.Context, etcd *http.Client, l lease) error {
 	holder := l.Spec.HolderIdentity
 	if holder == "" || holder == t.self() {
 		return nil
@@ -131,8 +131,8 @@ func (t UpdateLease) taken(ctx context.Context, etcd *http.Client, l lease) erro
 		fmt.Sprintf("wait until its update has ended (see `firstboot status` on %s); if it has none under way: kubectl -n kube-system delete lease %s", holder, LeaseName))
 }
 
-// Take acquires the Lease for this machine.
-func (t UpdateLease) Take(ctx context.Context) error {
+// Acquire takes the Lease for this machine.
+func (t UpdateLease) Acquire(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, leaseTimeout)
 	defer cancel()
 	c, etcd, err := t.clients()
@@ -148,7 +148,7 @@ func (t UpdateLease) Take(ctx context.Context) error {
 			if l.Spec.HolderIdentity == t.self() {
 				return nil, errUnchanged
 			}
-			return t.self(), t.taken(ctx, etcd, l)
+			return t.self(), t.checkHolder(ctx, etcd, l)
 		})
 		if kubeapi.Code(err) != 404 {
 			return err
@@ -168,18 +168,18 @@ func makeLease(ctx context.Context, c *kubeapi.Client) error {
 	return c.CreateAll(ctx, objects)
 }
 
-// End releases the Lease, if this machine may hold it.
-func (t UpdateLease) End(ctx context.Context) error {
+// Release gives up the Lease, if this machine may hold it.
+func (t UpdateLease) Release(ctx context.Context) error {
 	if !t.e.Exists(UpdateLeaseFile) {
 		return nil
 	}
-	if err := t.release(ctx); err != nil {
+	if err := t.clearHolder(ctx); err != nil {
 		return err
 	}
 	return t.e.Remove(UpdateLeaseFile)
 }
 
-func (t UpdateLease) release(ctx context.Context) error {
+func (t UpdateLease) clearHolder(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, leaseTimeout)
 	defer cancel()
 	c, err := adminClient(t.e, t.site)
@@ -260,6 +260,8 @@ func UpdateLeasePhase(active *site.Active) run.Phase {
 			}
 			return run.Done, nil
 		},
-		Run: func(ctx context.Context, e *machine.Env) error { return NewUpdateLease(e, active.Site).release(ctx) },
+		Run: func(ctx context.Context, e *machine.Env) error {
+			return NewUpdateLease(e, active.Site).clearHolder(ctx)
+		},
 	}
 }

@@ -203,8 +203,8 @@ func Decide(v View) Decision {
 func (v View) withData() Decision {
 	switch {
 	case v.Quorum && v.Etcd != "" && v.Disk.Etcd != "" && v.Etcd != v.Disk.Etcd:
-		return Decision{Do: Stop, Why: fmt.Sprintf("the other control-plane nodes run another etcd cluster (%s) than the one on this disk (%s): the cluster was bootstrapped again or restored without this machine", v.Etcd, v.Disk.Etcd),
-			Fix: v.rewriting("if the other nodes have the right data, write the image to this machine's disk again: it then joins them, and the data on the disk is lost; if this machine has the right data, keep all disks, and switch the other nodes off", fixChooseOneCopy)}
+		return Decision{Do: Stop, Why: fmt.Sprintf("the other control-plane nodes run another etcd cluster (%s) than the one on this disk (%s)", v.Etcd, v.Disk.Etcd),
+			Fix: v.rewriting("to keep their data, write the image to this machine's disk again, which deletes the data on it; to keep the data on this disk, keep all disks and switch the other nodes off", fixChooseOneCopy)}
 	case v.Quorum && !slices.ContainsFunc(v.Members, v.member):
 		return Decision{Do: Stop, Why: "this control-plane node's member was removed from etcd, so its data cannot be used",
 			Fix: v.rewriting("write the image to this machine's disk again: it then joins as a new member", fixChooseOneCopy)}
@@ -222,7 +222,7 @@ const fixChooseOneCopy = "keep all disks; to keep this machine's data, switch th
 // serve that data.
 func (v View) withoutRecord() Decision {
 	d := Decision{Do: Stop, Why: "this disk has etcd data, but no record of its cluster",
-		Fix: "keep this disk, and switch the other control-plane nodes on; if they are permanently lost, restore a snapshot, for example from /var/lib/edgebake/snapshots (`edgebake cluster sites DIR --continue-from NAME --restore FILE`): the data on the disk is then moved aside"}
+		Fix: "keep this disk, and switch the other control-plane nodes on; if they are permanently lost, restore a snapshot, for example from /var/lib/edgebake/snapshots (`edgebake cluster sites DIR --continue-from NAME --restore FILE`)"}
 	if v.Quorum {
 		d.Fix = v.rewriting("write the image to this machine's disk again: it then joins the other control-plane nodes, and the data on the disk is lost; to use the data instead, restore it as a snapshot", d.Fix)
 	}

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"time"
+
+	"github.com/edgebake/edgebake/configs/bytesize"
 )
 
 const (
@@ -181,7 +183,7 @@ func (u Maintenance) Run(ctx context.Context) (Maintained, error) {
 		}
 		if v.Crowded() && !due {
 			crowded = true
-			f.note("etcd's database on %s uses %d MiB of its quota of %d MiB; when it is full, etcd rejects writes. To fix: delete objects that are not needed, or raise quota-backend-bytes (ClusterConfiguration, etcd.local.extraArgs) in the Cluster, and stamp the new Sites of the control-plane nodes", v.Name, v.Size>>20, v.Quota>>20)
+			f.note("etcd's database on %s uses %s of its quota of %s; when it is full, etcd rejects writes. To fix: delete objects that are not needed, or raise quota-backend-bytes (ClusterConfiguration, etcd.local.extraArgs) in the Cluster, and stamp the new Sites of the control-plane nodes", v.Name, bytesize.MiB(v.Size), bytesize.MiB(v.Quota))
 		}
 	}
 	u.disarm(ctx, &f, full, members, lead && !crowded && len(away) == 0)
@@ -318,7 +320,7 @@ func (u Maintenance) defragment(ctx context.Context, f *Maintained, v *voter, aw
 	if err != nil {
 		return err
 	}
-	f.did("defragmented etcd's database on %s: now %d MiB, before %d MiB", v.Name, after.Size>>20, v.Size>>20)
+	f.did("defragmented etcd's database on %s: now %s, before %s", v.Name, bytesize.MiB(after.Size), bytesize.MiB(v.Size))
 	v.Status = after
 	return nil
 }

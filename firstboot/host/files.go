@@ -41,7 +41,7 @@ const lockTimeout = 30 * time.Second
 
 // Lock creates the file if it is missing, and locks it exclusively. The file is never removed:
 // otherwise two programs could hold locks on two files of the same name.
-func (f Files) Lock(ctx context.Context, path string) (release func(), err error) {
+func (f Files) Lock(ctx context.Context, path string) (unlock func(), err error) {
 	p := filepath.Join(f.Root, path)
 	if err := os.Mkdir(filepath.Dir(p), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err

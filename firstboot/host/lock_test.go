@@ -18,7 +18,7 @@ func TestLock(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(f.Root, "run"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	release, err := f.Lock(t.Context(), ondisk.HostsLock)
+	unlock, err := f.Lock(t.Context(), ondisk.HostsLock)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -34,12 +34,12 @@ func TestLock(t *testing.T) {
 	if _, err := f.Lock(ctx, ondisk.HostsLock); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a second time: %v", err)
 	}
-	release()
+	unlock()
 	if out, err := exec.Command("flock", "-n", path, "true").CombinedOutput(); err != nil {
-		t.Errorf("after its release: %v %s", err, out)
+		t.Errorf("after unlocking it: %v %s", err, out)
 	}
-	if release, err = f.Lock(t.Context(), ondisk.HostsLock); err != nil {
+	if unlock, err = f.Lock(t.Context(), ondisk.HostsLock); err != nil {
 		t.Fatal(err)
 	}
-	release()
+	unlock()
 }

@@ -48,7 +48,7 @@ func changeableName(ctx context.Context, e *machine.Env) (string, error) {
 	if err := run.Idle(ctx, e); err != nil {
 		return "", err
 	}
-	name := member.NodeIn(cert)
+	name := member.CertNodeName(cert)
 	if name == "" {
 		return "", fmt.Errorf("kubelet's certificate is for %q, which is not a node", cert.Subject.CommonName)
 	}

@@ -144,7 +144,7 @@ type conversion struct {
 // come last, because the cluster acts on them.
 func (c *conversion) steps() []run.Phase {
 	turn := RedirectPhase(c.image.Kubernetes, c.labels)
-	turn.Undo = func(ctx context.Context, e *machine.Env) error { return direct(ctx, e, nil) }
+	turn.Undo = func(ctx context.Context, e *machine.Env) error { return redirectToServer(ctx, e, nil) }
 	return []run.Phase{
 		hubUnitStep(),
 		c.yurthub(),
@@ -200,7 +200,7 @@ func (c *conversion) yurthub() run.Phase {
 		// yurthub is removed.
 		Undo: func(ctx context.Context, e *machine.Env) error {
 			if member.Redirected(e) || e.Exists(kubeadm.KubeletRestart) {
-				if err := direct(ctx, e, nil); err != nil {
+				if err := redirectToServer(ctx, e, nil); err != nil {
 					return err
 				}
 			}

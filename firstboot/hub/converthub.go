@@ -65,7 +65,7 @@ func canRunHub(ctx context.Context, e *machine.Env, o ConvertOptions) (version s
 	if err != nil {
 		return "", err
 	}
-	if release != "" && !openyurt.CanBorrow(release) {
+	if release != "" && !openyurt.UsesKubeletCertificate(release) {
 		first := openyurt.Release(openyurt.FirstUnit)
 		return "", run.Advise(fmt.Errorf("%s is %s: a node that has joined needs %s or later, which can use kubelet's certificate", openyurt.Program, release, first),
 			"install yurthub's program of "+first+" or later there")

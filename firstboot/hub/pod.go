@@ -38,7 +38,7 @@ func PodJoinPhase(active *site.Active) run.Phase {
 					return run.Todo, err
 				}
 				flags := e.Contents(member.KubeadmFlags)
-				if e.Exists(kubeadm.KubeletRestart) || string(registering(flags, labels)) != string(flags) {
+				if e.Exists(kubeadm.KubeletRestart) || string(withRegistration(flags, labels)) != string(flags) {
 					return run.Todo, nil // the pool in the Site has changed
 				}
 				return run.Done, nil
@@ -108,7 +108,7 @@ func podJoin(ctx context.Context, e *machine.Env, active *site.Active) error {
 	if err != nil {
 		return err
 	}
-	h = h.through(withEndpoint)
+	h = h.withServers(withEndpoint)
 	ca, err := e.Read(ondisk.KubeCA)
 	if err != nil {
 		return fmt.Errorf("reading the cluster's CA: %w", err)

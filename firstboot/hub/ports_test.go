@@ -64,7 +64,7 @@ func FuzzKubeadmFlags(f *testing.F) {
 		if err != nil || string(once) != string(twice) {
 			t.Errorf("once %q, twice %q (%v)", once, twice, err)
 		}
-		registering(directFlags(once), nil) // must return
+		withRegistration(directFlags(once), nil) // must return
 	})
 }
 

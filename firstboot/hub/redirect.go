@@ -104,8 +104,8 @@ func registerFlags(args string, labels map[string]string) string {
 	return out
 }
 
-// registering returns kubeadm-flags.env with these OpenYurt labels.
-func registering(env []byte, labels map[string]string) []byte {
+// withRegistration returns kubeadm-flags.env with these OpenYurt labels.
+func withRegistration(env []byte, labels map[string]string) []byte {
 	return kubeadm.EachArgs(env, func(args string) string { return registerFlags(args, labels) })
 }
 
@@ -115,7 +115,7 @@ func register(ctx context.Context, e *machine.Env, labels map[string]string) err
 	if err != nil {
 		return fmt.Errorf("setting the labels that kubelet registers with: %w", err)
 	}
-	return kubeadm.RestartFor(ctx, e, "setting the labels that kubelet registers with", kubeadm.Writing(member.KubeadmFlags, registering(flags, labels), 0o644))
+	return kubeadm.RestartFor(ctx, e, "setting the labels that kubelet registers with", kubeadm.Writing(member.KubeadmFlags, withRegistration(flags, labels), 0o644))
 }
 
 // RedirectPhase redirects kubelet to yurthub. labels are the labels with which kubelet registers
@@ -140,19 +140,19 @@ func RedirectPhase(kubernetes string, labels map[string]string) run.Phase {
 			}
 			return run.Done, nil
 		},
-		Run: func(ctx context.Context, e *machine.Env) error { return redirect(ctx, e, kubernetes, labels) },
+		Run: func(ctx context.Context, e *machine.Env) error { return redirectToHub(ctx, e, kubernetes, labels) },
 		// Undo only if yurthub does not serve, because kubelet would lose its connection. A yurthub
 		// that serves is kubelet's only connection while the API servers are unreachable.
 		Undo: func(ctx context.Context, e *machine.Env) error {
 			if hubReady(ctx, e) == nil {
 				return nil
 			}
-			return direct(ctx, e, labels)
+			return redirectToServer(ctx, e, labels)
 		},
 	}
 }
 
-func redirect(ctx context.Context, e *machine.Env, kubernetes string, labels map[string]string) error {
+func redirectToHub(ctx context.Context, e *machine.Env, kubernetes string, labels map[string]string) error {
 	flags, err := e.Read(member.KubeadmFlags)
 	if err != nil {
 		return fmt.Errorf("redirecting kubelet to yurthub: %w", err)
@@ -169,14 +169,14 @@ func redirect(ctx context.Context, e *machine.Env, kubernetes string, labels map
 		kubeadm.Writing(openyurt.KubeletConf, []byte(openyurt.Kubeconfig), 0o600), kubeadm.Writing(member.KubeadmFlags, flags, 0o644))
 }
 
-// direct redirects kubelet from yurthub to the API server. labels, which may be empty, are the
-// OpenYurt labels with which kubelet registers its Node.
-func direct(ctx context.Context, e *machine.Env, labels map[string]string) error {
+// redirectToServer redirects kubelet from yurthub to the API server. labels, which may be empty,
+// are the OpenYurt labels with which kubelet registers its Node.
+func redirectToServer(ctx context.Context, e *machine.Env, labels map[string]string) error {
 	flags, err := e.Read(member.KubeadmFlags)
 	if err != nil {
 		return fmt.Errorf("redirecting kubelet to the API server: %w", err)
 	}
-	flags = registering(directFlags(flags), labels)
+	flags = withRegistration(directFlags(flags), labels)
 	return kubeadm.RestartFor(ctx, e, "redirecting kubelet to the API server",
 		kubeadm.Writing(member.KubeadmFlags, flags, 0o644), func(e *machine.Env) error { return e.Remove(openyurt.KubeletConf) })
 }

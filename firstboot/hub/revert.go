@@ -67,7 +67,7 @@ type reversion struct {
 // steps returns the steps in order. The labels come first: while the Node has the pool's label, the
 // cluster would convert the node again.
 func (r *reversion) steps() []run.Phase {
-	return []run.Phase{r.unlabel(), r.direct(), stillReady(r.node, false), r.yurthub()}
+	return []run.Phase{r.unlabel(), r.redirectStep(), stillReady(r.node, false), r.yurthub()}
 }
 
 func (r *reversion) unlabel() run.Phase {
@@ -91,26 +91,26 @@ func (r *reversion) unlabel() run.Phase {
 	}
 }
 
-func (r *reversion) direct() run.Phase {
+func (r *reversion) redirectStep() run.Phase {
 	return run.Phase{
 		Name: "kubelet-direct", Doc: "kubelet talks to the API server", Timeout: 2 * time.Minute,
 		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
 			flags := e.Contents(member.KubeadmFlags)
-			if e.Exists(kubeadm.KubeletRestart) || e.Exists(openyurt.KubeletConf) || member.Redirected(e) || string(registering(flags, nil)) != string(flags) {
+			if e.Exists(kubeadm.KubeletRestart) || e.Exists(openyurt.KubeletConf) || member.Redirected(e) || string(withRegistration(flags, nil)) != string(flags) {
 				return run.Todo, nil
 			}
 			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
 			r.registeredBefore = registeredAs(e.Contents(member.KubeadmFlags))
-			return direct(ctx, e, nil)
+			return redirectToServer(ctx, e, nil)
 		},
 		Undo: func(ctx context.Context, e *machine.Env) error {
 			if err := hubReady(ctx, e); err != nil {
 				e.Log.Warn("kubelet is not redirected to yurthub again, since yurthub does not serve", "error", err)
 				return nil
 			}
-			return redirect(ctx, e, r.image.Kubernetes, r.registeredBefore)
+			return redirectToHub(ctx, e, r.image.Kubernetes, r.registeredBefore)
 		},
 	}
 }

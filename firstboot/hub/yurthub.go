@@ -40,7 +40,7 @@ type hub struct {
 	openPort bool  // the pool's port is open to other nodes of the pool
 	clients  []int // user IDs that may use yurthub, in addition to root
 
-	// The method through makes Hub.Servers from the following fields.
+	// The method withServers makes Hub.Servers from the following fields.
 	endpoint string   // the endpoint's URL
 	masters  []string // URLs
 	keep     string   // the server in a static pod's identity; "": no identity yet
@@ -95,10 +95,10 @@ func hubIdentityServer(e *machine.Env) string {
 	return c.Server
 }
 
-// through returns h with its Servers. withEndpoint means that the certificates of all API servers
-// have the endpoint's name. The server in yurthub.conf stays in the list: without it, yurthub would
-// delete its identity.
-func (h hub) through(withEndpoint bool) hub {
+// withServers returns h with its Servers. withEndpoint means that the certificates of all API
+// servers have the endpoint's name. The server in yurthub.conf stays in the list: without it,
+// yurthub would delete its identity.
+func (h hub) withServers(withEndpoint bool) hub {
 	h.Servers = nil
 	if withEndpoint {
 		h.Servers = append(h.Servers, h.endpoint)
@@ -172,7 +172,7 @@ func Phase(active *site.Active) run.Phase {
 			}
 			switch {
 			case err == nil:
-				h = h.through(withEndpoint)
+				h = h.withServers(withEndpoint)
 			case !onDisk:
 				return err
 			}
@@ -230,7 +230,7 @@ func checkHubRelease(ctx context.Context, e *machine.Env, image ondisk.ImageInfo
 // include the endpoint was decided when the API servers last answered.
 func hubOnDisk(e *machine.Env, h hub) (_ hub, onDisk bool) {
 	for _, withEndpoint := range []bool{true, false} {
-		if with := h.through(withEndpoint); hubInPlace(e, with) {
+		if with := h.withServers(withEndpoint); hubInPlace(e, with) {
 			return with, true
 		}
 	}
@@ -291,7 +291,7 @@ func endpointInCert(ctx context.Context, e *machine.Env, site *configs.Site) (bo
 		return false, fmt.Errorf("reading the cluster's CA: %w", err)
 	}
 	masters := member.MastersOf(e, site)
-	errs := member.AskNames(ctx, e, masters, ca, site.Endpoint)
+	errs := member.CheckServerNames(ctx, e, masters, ca, site.Endpoint)
 	has := false
 	for i, err := range errs {
 		if errors.Is(err, kubeapi.ErrServerName) {

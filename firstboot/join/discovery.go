@@ -106,7 +106,7 @@ func OwnDiscovery(e *machine.Env, active *site.Active) kubeapi.Discovery {
 	}
 	// A machine whose join failed is not a member, but its record has the pins of that cluster. If
 	// the Site now names another cluster, ownPins returns none of them.
-	if own := ownPins(e, active.Site); member.Is(e) || len(own) > 0 {
+	if own := ownPins(e, active.Site); member.HasCredentials(e) || len(own) > 0 {
 		d.Pins, d.SkipPins = own, false
 	}
 	return d

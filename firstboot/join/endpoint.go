@@ -15,16 +15,16 @@ import (
 
 // toEndpoint changes the server in kubelet.conf from the API server used by the join to the
 // endpoint.
-func toEndpoint(ctx context.Context, e *machine.Env, site *configs.Site, names *member.Names) error {
+func toEndpoint(ctx context.Context, e *machine.Env, site *configs.Site, names *member.ServerNames) error {
 	server, name, err := member.KubeletServer(e)
-	if err == nil && server == site.EndpointURL() && !e.Exists(kubeadm.KubeletRestart) && names.Fit(ctx, e, cmp.Or(name, site.Endpoint)) {
+	if err == nil && server == site.EndpointURL() && !e.Exists(kubeadm.KubeletRestart) && names.MayKeep(ctx, e, cmp.Or(name, site.Endpoint)) {
 		return nil // the node joined through the endpoint
 	}
 	conf, err := e.Read(ondisk.KubeletConf)
 	if err != nil {
 		return fmt.Errorf("reading kubelet's credentials: %w", err)
 	}
-	if name, err = names.Shared(ctx, e); err != nil {
+	if name, err = names.Choose(ctx, e); err != nil {
 		return err
 	}
 	next, err := kubeapi.SetServer(conf, site.EndpointURL(), name)
@@ -37,7 +37,7 @@ func toEndpoint(ctx context.Context, e *machine.Env, site *configs.Site, names *
 // runAgainLater reports whether first boot must run periodically, and whether its timer runs. It
 // must run if the certificate or list of an API server is not verified yet, or if a CA expires
 // soon.
-func runAgainLater(ctx context.Context, e *machine.Env, site *configs.Site, names *member.Names) (later, running bool) {
+func runAgainLater(ctx context.Context, e *machine.Env, site *configs.Site, names *member.ServerNames) (later, running bool) {
 	state, err := e.UnitState(ctx, ondisk.UnitAgain)
 	if err != nil {
 		e.Log.Warn("asking for the state of "+ondisk.UnitAgain, "error", err)
@@ -45,10 +45,10 @@ func runAgainLater(ctx context.Context, e *machine.Env, site *configs.Site, name
 	}
 	running = state == "active"
 	_, name, _ := member.KubeletServer(e) // after an error, any name is sufficient
-	answer, away := names.Away(ctx, e, cmp.Or(name, site.Endpoint))
+	answer, away := names.CountAnswers(ctx, e, cmp.Or(name, site.Endpoint))
 	if answer == 0 {
 		return running, running // offline: keep the timer as it is
 	}
-	_, due := member.CAEndsSoon(e, e.Contents(ondisk.KubeCA)) // until the CA is reissued
+	_, due := member.CAExpiresSoon(e, e.Contents(ondisk.KubeCA)) // until the CA is reissued
 	return away > 0 || due || len(member.FormerMasters(e, site)) > 0, running
 }

@@ -93,7 +93,7 @@ func IPVSConfig(e *machine.Env, site *configs.Site) ([]byte, error) {
 	for i := range conf.Servers {
 		s := &conf.Servers[i]
 		s.Masters = balanced(site, s.Masters)
-		if member.Is(e) {
+		if member.HasCredentials(e) {
 			s.Joined = member.ReadJoinedCluster(e)
 		}
 	}

@@ -17,7 +17,7 @@ import (
 
 // Phase runs kubeadm join, and then redirects kubelet to the endpoint.
 func Phase(active *site.Active) run.Phase {
-	var asked *member.Names // set by Run for the next Check
+	var asked *member.ServerNames // set by Run for the next Check
 	return run.Phase{
 		Name: "join", Doc: "kubeadm joins, kubelet talks to the endpoint", Timeout: 12 * time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
@@ -39,9 +39,9 @@ func Phase(active *site.Active) run.Phase {
 			}
 			names := asked
 			if asked = nil; names == nil {
-				names = member.NamesOf(e, active.Site)
+				names = member.ServerNamesOf(e, active.Site)
 			}
-			if server != active.Site.EndpointURL() || e.Exists(kubeadm.KubeletRestart) || !names.Fit(ctx, e, cmp.Or(name, active.Site.Endpoint)) {
+			if server != active.Site.EndpointURL() || e.Exists(kubeadm.KubeletRestart) || !names.MayKeep(ctx, e, cmp.Or(name, active.Site.Endpoint)) {
 				return run.Todo, nil
 			}
 			if later, running := runAgainLater(ctx, e, active.Site, names); later != running {
@@ -55,7 +55,7 @@ func Phase(active *site.Active) run.Phase {
 					return err
 				}
 			}
-			names := member.NamesOf(e, active.Site)
+			names := member.ServerNamesOf(e, active.Site)
 			if err := toEndpoint(ctx, e, active.Site, names); err != nil {
 				return err
 			}

@@ -39,7 +39,7 @@ func WithSettings(join run.Phase, active *site.Active) run.Phase {
 		if err := member.TakeOverKubelet(e, minor); err != nil { // a killed kubeadm may have left empty files
 			return err
 		}
-		if member.Is(e) {
+		if member.HasCredentials(e) {
 			if err := writeSettings(ctx, e, active.Site, minor); err != nil {
 				return errors.Join(err, member.TakeOverKubelet(e, minor)) // kubeadm may have left an empty file
 			}

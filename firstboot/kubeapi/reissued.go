@@ -60,8 +60,8 @@ func isReissued(ca, next *x509.Certificate) bool {
 		bytes.Equal(ca.RawSubject, next.RawSubject) && bytes.Equal(ca.SubjectKeyId, next.SubjectKeyId)
 }
 
-// FirstEnd returns when the first of the CAs (PEM) expires.
-func FirstEnd(cas []byte) (time.Time, error) {
+// FirstExpiry returns when the first of the CAs (PEM) expires.
+func FirstExpiry(cas []byte) (time.Time, error) {
 	certs, err := ParseCerts(cas)
 	if err != nil {
 		return time.Time{}, err

@@ -87,7 +87,7 @@ type Files struct {
 	Sync func(paths ...string) error
 	// Lock locks a file owned by root with flock(2), which other programs use too, until release is
 	// called.
-	Lock func(ctx context.Context, path string) (release func(), err error)
+	Lock func(ctx context.Context, path string) (unlock func(), err error)
 }
 
 // UnitStart is the time at which a unit was started. The clock may have been set since.

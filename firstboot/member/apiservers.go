@@ -61,7 +61,7 @@ func readProven(e *machine.Env) (*Proven, bool) {
 // Site does not name them.
 func FormerMasters(e *machine.Env, site *configs.Site) []string {
 	p, ok := readProven(e)
-	if !ok || slices.Equal(p.Masters, site.Masters) || !Is(e) {
+	if !ok || slices.Equal(p.Masters, site.Masters) || !HasCredentials(e) {
 		return nil
 	}
 	return slices.DeleteFunc(p.former(e), func(m string) bool {
@@ -97,7 +97,7 @@ const maxLearned = 64
 // LearnedMasters returns the API servers that ipvscare has learned in addition to the configured
 // ones. It ignores those learned with another configured list or in another cluster.
 func LearnedMasters(e *machine.Env, site *configs.Site) []string {
-	if site.IPVS.Disabled || !site.IPVS.LearnMasters || !Is(e) {
+	if site.IPVS.Disabled || !site.IPVS.LearnMasters || !HasCredentials(e) {
 		return nil
 	}
 	configured := configuredMasters(e, site)
@@ -205,7 +205,7 @@ func mastersProven(ctx context.Context, e *machine.Env, site *configs.Site) bool
 func oneProves(ctx context.Context, e *machine.Env, site *configs.Site, ca []byte) bool {
 	// A certificate with only the host's own name proves nothing: it may be a kubelet's serving
 	// certificate, signed by the same CA.
-	errs := AskNames(ctx, e, site.Masters, ca, kubeapi.SharedName, site.Endpoint)
+	errs := CheckServerNames(ctx, e, site.Masters, ca, kubeapi.SharedName, site.Endpoint)
 	return slices.Contains(errs, nil)
 }
 

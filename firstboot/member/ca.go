@@ -94,10 +94,10 @@ func Discovered(e *machine.Env, site *configs.Site) bool {
 // A CA is valid for ten years. It is reissued with the same key, so that pins and certificates stay
 // valid. Control-plane nodes publish it in cluster-info, where workers find it.
 
-// CAEndsSoon returns the earliest expiry of these CAs (PEM), and whether it is within
+// CAExpiresSoon returns the earliest expiry of these CAs (PEM), and whether it is within
 // kubeapi.CAWarning.
-func CAEndsSoon(e *machine.Env, cas []byte) (time.Time, bool) {
-	end, err := kubeapi.FirstEnd(cas)
+func CAExpiresSoon(e *machine.Env, cas []byte) (time.Time, bool) {
+	end, err := kubeapi.FirstExpiry(cas)
 	return end, err == nil && e.Now().Add(kubeapi.CAWarning).After(end)
 }
 
@@ -105,7 +105,7 @@ func CAEndsSoon(e *machine.Env, cas []byte) (time.Time, bool) {
 // or nil if the CA does not expire soon or was not reissued.
 func NewerCA(ctx context.Context, e *machine.Env, site *configs.Site) []byte {
 	have := e.Contents(ondisk.KubeCA)
-	if _, due := CAEndsSoon(e, have); !due {
+	if _, due := CAExpiresSoon(e, have); !due {
 		return nil
 	}
 	if ca := kubeapi.Reissued(have, []byte(site.CACert), e.Now()); ca != nil {
@@ -132,9 +132,9 @@ func NewerCA(ctx context.Context, e *machine.Env, site *configs.Site) []byte {
 	return nil
 }
 
-// NoteEndOfCA adds a note if a CA in file expires soon.
-func NoteEndOfCA(e *machine.Env, file string) {
-	if end, due := CAEndsSoon(e, e.Contents(file)); due {
+// NoteCAExpiry adds a note if a CA in file expires soon.
+func NoteCAExpiry(e *machine.Env, file string) {
+	if end, due := CAExpiresSoon(e, e.Contents(file)); due {
 		e.Note("%s is valid until %s. To fix: issue it again with `edgebake cluster new` and the Cluster document; then stamp the Sites of the control-plane nodes, and restart these nodes one by one", file, end.UTC().Format(time.DateOnly))
 	}
 }

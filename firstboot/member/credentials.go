@@ -20,18 +20,19 @@ func Redirected(e *machine.Env) bool {
 	return openyurt.IsRedirected(string(e.Contents(KubeadmFlags)))
 }
 
-// Name returns the node's name in kubelet's certificate, valid or not, or "" on a machine that is
-// not a node.
-func Name(e *machine.Env) string {
+// NodeName returns the node's name in kubelet's certificate, valid or not, or "" on a machine that
+// is not a node.
+func NodeName(e *machine.Env) string {
 	cert, _ := Enrolment(e)
-	return NodeIn(cert)
+	return CertNodeName(cert)
 }
 
 // NodeUser is the part of a kubelet's user name before the node's name.
 const NodeUser = servercert.NodeUser
 
-// NodeIn returns the node's name in kubelet's certificate, or "" if cert is nil or not kubelet's.
-func NodeIn(cert *x509.Certificate) string {
+// CertNodeName returns the node's name in kubelet's certificate, or "" if cert is nil or not
+// kubelet's.
+func CertNodeName(cert *x509.Certificate) string {
 	if cert == nil {
 		return ""
 	}
@@ -42,9 +43,9 @@ func NodeIn(cert *x509.Certificate) string {
 	return name
 }
 
-// Is reports whether the machine has credentials of a cluster. Their certificate may have expired,
-// or may not be valid yet.
-func Is(e *machine.Env) bool {
+// HasCredentials reports whether the machine has credentials of a cluster. Their certificate may
+// have expired, or may not be valid yet.
+func HasCredentials(e *machine.Env) bool {
 	err := Enrolled(e)
 	return err == nil || OutOfTime(err)
 }
@@ -109,7 +110,7 @@ const ResetForName = "run `firstboot reset` on the machine to join under the new
 
 // SameName returns an error if the node's name in cert differs from name, which the Site gives it.
 func SameName(cert *x509.Certificate, name, fix string) error {
-	if is := NodeIn(cert); is != name {
+	if is := CertNodeName(cert); is != name {
 		return run.NeedsPerson(fmt.Errorf("this machine is enrolled as %s, but the Site names it %s", cmp.Or(is, cert.Subject.CommonName), name), fix)
 	}
 	return nil

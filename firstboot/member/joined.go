@@ -72,7 +72,7 @@ func SaveJoin(e *machine.Env, site *configs.Site, name string) error {
 		machine = before.Machine
 	}
 	return JoinedAs{
-		Machine: machine, Was: cmp.Or(Name(e), before.Was), Taints: site.Taints, KubeletExtraArgs: site.KubeletExtraArgs,
+		Machine: machine, Was: cmp.Or(NodeName(e), before.Was), Taints: site.Taints, KubeletExtraArgs: site.KubeletExtraArgs,
 		CRISocket: site.CRISocket, Labels: siteconf.KubeletLabels(site),
 	}.Write(e)
 }

@@ -43,7 +43,7 @@ func ReadRecord(e *machine.Env) (r Record, ok bool) {
 // RecordToSave returns the record that must be written, or nil if the present one is correct.
 func RecordToSave(e *machine.Env) *Record {
 	have, ok := ReadRecord(e)
-	want := Record{Version: RecordVersion, Node: Name(e), CA: EnrolledPins(e)}
+	want := Record{Version: RecordVersion, Node: NodeName(e), CA: EnrolledPins(e)}
 	switch {
 	case e.Exists(LeavingFile):
 		// Ignore credentials that are left of the former cluster.
@@ -51,7 +51,7 @@ func RecordToSave(e *machine.Env) *Record {
 			return nil
 		}
 		return &Record{Version: RecordVersion}
-	case Is(e):
+	case HasCredentials(e):
 		if ok && have.Node == want.Node && slices.Equal(have.CA, want.CA) {
 			return nil
 		}
@@ -86,20 +86,20 @@ func (r Record) Write(e *machine.Env) error {
 // are unusable or expired: a wrong clock must not make it a new machine.
 func HasJoined(e *machine.Env) bool {
 	_, was := ReadRecord(e)
-	return was || Is(e) || e.Exists(ReadyMark)
+	return was || HasCredentials(e) || e.Exists(ReadyMark)
 }
 
-// Node returns the name with which this machine is or was enrolled in a cluster, or "" if it is
-// unknown.
-func Node(e *machine.Env) string {
+// LastNodeName returns the name with which this machine is or was enrolled in a cluster, or "" if
+// it is unknown.
+func LastNodeName(e *machine.Env) string {
 	r, _ := ReadRecord(e)
-	return cmp.Or(Name(e), r.Node)
+	return cmp.Or(NodeName(e), r.Node)
 }
 
 // Pins returns the CA pins of the cluster of which this machine is or was a member, or none if they
 // are unknown.
 func Pins(e *machine.Env) []string {
-	if Is(e) {
+	if HasCredentials(e) {
 		return EnrolledPins(e)
 	}
 	r, _ := ReadRecord(e)

@@ -18,12 +18,12 @@ import (
 // endpoint's name. Only then may kubelet join through the endpoint: at a join, kubelet drops
 // tls-server-name.
 func EveryAPIServerIsNamed(ctx context.Context, e *machine.Env, masters []string, ca []byte, endpoint string) bool {
-	return errors.Join(AskNames(ctx, e, masters, ca, endpoint)...) == nil
+	return errors.Join(CheckServerNames(ctx, e, masters, ca, endpoint)...) == nil
 }
 
-// AskNames checks in parallel whether each API server's certificate has one of names. The errors
-// are in the order of masters.
-func AskNames(ctx context.Context, e *machine.Env, masters []string, ca []byte, names ...string) []error {
+// CheckServerNames checks in parallel whether each API server's certificate has one of names. The
+// errors are in the order of masters.
+func CheckServerNames(ctx context.Context, e *machine.Env, masters []string, ca []byte, names ...string) []error {
 	ctx, cancel := context.WithTimeout(ctx, machine.ProbeTimeout)
 	defer cancel()
 	errs := make([]error, len(masters))
@@ -35,31 +35,31 @@ func AskNames(ctx context.Context, e *machine.Env, masters []string, ca []byte, 
 	return errs
 }
 
-// Names caches which names the API servers' certificates have. Each name is checked on a separate
-// connection, because an API server may have several certificates.
-type Names struct {
+// ServerNames caches which names the API servers' certificates have. Each name is checked on a
+// separate connection, because an API server may have several certificates.
+type ServerNames struct {
 	endpoint string
 	masters  []string
 	ca       []byte
 	answers  map[string][]error // by name, in the order of masters
 }
 
-// NamesOf returns the Names of the API servers of a Site.
-func NamesOf(e *machine.Env, site *configs.Site) *Names {
-	return &Names{site.Endpoint, MastersOf(e, site), e.Contents(ondisk.KubeCA), map[string][]error{}}
+// ServerNamesOf returns the ServerNames of the API servers of a Site.
+func ServerNamesOf(e *machine.Env, site *configs.Site) *ServerNames {
+	return &ServerNames{site.Endpoint, MastersOf(e, site), e.Contents(ondisk.KubeCA), map[string][]error{}}
 }
 
-func (c *Names) ask(ctx context.Context, e *machine.Env, name string) []error {
+func (c *ServerNames) check(ctx context.Context, e *machine.Env, name string) []error {
 	if _, known := c.answers[name]; !known {
-		c.answers[name] = AskNames(ctx, e, c.masters, c.ca, name)
+		c.answers[name] = CheckServerNames(ctx, e, c.masters, c.ca, name)
 	}
 	return c.answers[name]
 }
 
-// named counts the API servers whose certificate has name. The error joins the errors of the
-// others.
-func (c *Names) named(ctx context.Context, e *machine.Env, name string) (int, error) {
-	errs := c.ask(ctx, e, name)
+// count returns the number of API servers whose certificate has name. The error joins the errors of
+// the others.
+func (c *ServerNames) count(ctx context.Context, e *machine.Env, name string) (int, error) {
+	errs := c.check(ctx, e, name)
 	n := 0
 	for _, err := range errs {
 		if err == nil {
@@ -69,15 +69,15 @@ func (c *Names) named(ctx context.Context, e *machine.Env, name string) (int, er
 	return n, errors.Join(errs...)
 }
 
-// Shared returns kubelet's tls-server-name for the endpoint: "" (the endpoint's own name) if all
+// Choose returns kubelet's tls-server-name for the endpoint: "" (the endpoint's own name) if all
 // certificates have that name, otherwise the more frequent of the endpoint's name and kubeadm's
 // shared name.
-func (c *Names) Shared(ctx context.Context, e *machine.Env) (string, error) {
-	endpoint, endpointErr := c.named(ctx, e, c.endpoint)
+func (c *ServerNames) Choose(ctx context.Context, e *machine.Env) (string, error) {
+	endpoint, endpointErr := c.count(ctx, e, c.endpoint)
 	if endpoint == len(c.masters) && endpoint > 0 {
 		return "", nil // no other name is in more certificates
 	}
-	shared, sharedErr := c.named(ctx, e, kubeapi.SharedName)
+	shared, sharedErr := c.count(ctx, e, kubeapi.SharedName)
 	switch {
 	case endpoint > 0 && endpoint >= shared:
 		return "", nil
@@ -91,30 +91,30 @@ func (c *Names) Shared(ctx context.Context, e *machine.Env) (string, error) {
 	return "", fmt.Errorf("reading the names in the API servers' certificates: %w", sharedErr)
 }
 
-// Fit reports whether kubelet may keep name: all API servers that answer have it, or no other name
-// is more frequent. Once all have the endpoint's name, kubeapi.SharedName does not fit.
-func (c *Names) Fit(ctx context.Context, e *machine.Env, name string) bool {
+// MayKeep reports whether kubelet may keep name: all API servers that answer have it, or no other
+// name is more frequent. Once all have the endpoint's name, kubeapi.SharedName does not fit.
+func (c *ServerNames) MayKeep(ctx context.Context, e *machine.Env, name string) bool {
 	if name == kubeapi.SharedName && c.endpoint != name {
-		if n, _ := c.named(ctx, e, c.endpoint); n == len(c.masters) && n > 0 {
+		if n, _ := c.count(ctx, e, c.endpoint); n == len(c.masters) && n > 0 {
 			return false
 		}
 	}
-	have, err := c.named(ctx, e, name)
+	have, err := c.count(ctx, e, name)
 	if !errors.Is(err, kubeapi.ErrServerName) {
 		return true
 	}
 	for _, other := range []string{kubeapi.SharedName, c.endpoint} {
-		if n, _ := c.named(ctx, e, other); n > have {
+		if n, _ := c.count(ctx, e, other); n > have {
 			return false
 		}
 	}
 	return true
 }
 
-// Away counts the API servers that answer with a certificate of the CA, whatever its names, and
-// those that do not.
-func (c *Names) Away(ctx context.Context, e *machine.Env, name string) (answer, away int) {
-	for _, err := range c.ask(ctx, e, name) {
+// CountAnswers counts the API servers that answer with a certificate of the CA, whatever its names,
+// and those that do not.
+func (c *ServerNames) CountAnswers(ctx context.Context, e *machine.Env, name string) (answer, away int) {
+	for _, err := range c.check(ctx, e, name) {
 		if err == nil || errors.Is(err, kubeapi.ErrServerName) {
 			answer++
 		} else {

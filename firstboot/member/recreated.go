@@ -147,7 +147,7 @@ func Recreated(ctx context.Context, e *machine.Env, site *configs.Site) bool {
 // cluster, for example certificates that are not valid yet by this machine's clock.
 func CheckRecreated(ctx context.Context, e *machine.Env, site *configs.Site) (again bool, unclear error) {
 	noted := ReadJoinedCluster(e)
-	if noted == nil || !Is(e) {
+	if noted == nil || !HasCredentials(e) {
 		return false, nil
 	}
 	masters := MastersOf(e, site)

@@ -11,7 +11,7 @@ func Rewriting(e *machine.Env, fix string) string {
 	switch {
 	case e.Exists(configs.EtcdDataDir + "/member"):
 		return fix + "; this destroys the machine's etcd data: first make sure that more than half of all control-plane nodes run without it, or copy " + SnapshotDir + " to another computer"
-	case Is(e):
+	case HasCredentials(e):
 		return fix + "; this destroys the data of pods on the disk, and the Site needs a token for the machine to join again"
 	}
 	return fix

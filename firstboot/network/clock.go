@@ -143,7 +143,7 @@ func begun(ctx context.Context, e *machine.Env, site *configs.Site) time.Time {
 // has none.
 func clusterCAs(e *machine.Env, site *configs.Site) (ca, etcdCA []byte) {
 	switch keys := site.Credentials.Keys; {
-	case member.Is(e):
+	case member.HasCredentials(e):
 		ca = member.EnrolledCA(e)
 	case site.CACert != "":
 		ca = []byte(site.CACert)

@@ -76,7 +76,7 @@ func Phase(site *configs.Site) run.Phase {
 				return err
 			}
 			up := toAPIServers(member.MastersOf(e, site))
-			found, former, err := Use(ctx, e, up)
+			found, former, err := KeepOrRollBack(ctx, e, up)
 			if err != nil {
 				return err
 			}
@@ -257,9 +257,9 @@ const StartTimeout = 75 * time.Second
 // Timeout is long enough to try the new settings, then the former ones, then the new ones again.
 const Timeout = 6 * time.Minute
 
-// Use waits until the present network settings reach u, and then keeps them as good. Otherwise it
-// tries the former settings; former reports whether these are in place now.
-func Use(ctx context.Context, e *machine.Env, u Uplink) (found Reached, former bool, err error) {
+// KeepOrRollBack waits until the present network settings reach u, and then keeps them as good.
+// Otherwise it tries the former settings; former reports whether these are in place now.
+func KeepOrRollBack(ctx context.Context, e *machine.Env, u Uplink) (found Reached, former bool, err error) {
 	if TrialCutOff(e) {
 		if err := takeBack(ctx, e); err != nil {
 			return Reached{}, false, err

@@ -31,7 +31,7 @@ func Phase(reader *Reader, beforeKubelet func(context.Context, *machine.Env, *co
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
 			err := takeFromInventory(e)
-			if left = err != nil && member.Is(e); left {
+			if left = err != nil && member.HasCredentials(e); left {
 				// The node has an active Site, and other work must go on.
 				e.Log.Warn("the slot is not changed", "error", err)
 			} else if err != nil {
@@ -121,7 +121,7 @@ func applySite(ctx context.Context, e *machine.Env, a *Active) error {
 			return err
 		}
 		if member.Enrolled(e) == nil {
-			if err := a.otherMachine(e, member.Name(e)); err != nil {
+			if err := a.otherMachine(e, member.NodeName(e)); err != nil {
 				return err
 			}
 		}

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/edgebake/edgebake/configs/bytesize"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
@@ -113,7 +114,7 @@ func freeAfter(d *machine.Disk, p *machine.Partition) int64 {
 // notGrown returns an error if DATA's partition or file system is smaller than possible.
 func notGrown(e *machine.Env, d *machine.Disk, data *machine.Partition) error {
 	if free := freeAfter(d, data); free > slack {
-		return fmt.Errorf("%d MiB after partition %s are free", free>>20, data.Name)
+		return fmt.Errorf("%s after partition %s are free", bytesize.MiB(free), data.Name)
 	}
 	fs, err := e.FSSize("/var")
 	if err != nil {
@@ -122,7 +123,7 @@ func notGrown(e *machine.Env, d *machine.Disk, data *machine.Partition) error {
 	// ext4 reports its size without its tables and its journal. A file system that was not grown is
 	// far smaller.
 	if fs < data.Size-data.Size/8-journal {
-		return fmt.Errorf("the file system on %s has %d MiB of the partition's %d MiB", data.Name, fs>>20, data.Size>>20)
+		return fmt.Errorf("the file system on %s has %s of the partition's %s", data.Name, bytesize.MiB(fs), bytesize.MiB(data.Size))
 	}
 	return nil
 }

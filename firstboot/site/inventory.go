@@ -28,8 +28,8 @@ var (
 // isOthers reports whether err is errNoMatch or errNotMeant.
 func isOthers(err error) bool { return errors.Is(err, errNoMatch) || errors.Is(err, errNotMeant) }
 
-// found is the Site in a slot for this machine.
-type found struct {
+// slotSite is the Site in a slot for this machine.
+type slotSite struct {
 	// contents is the slot's contents. An Inventory is replaced by this machine's Site, without its
 	// match.
 	contents *slot.Contents
@@ -41,7 +41,7 @@ type found struct {
 }
 
 // forMachine finds the Site for this machine in a slot. before is an earlier result, or nil.
-func forMachine(e *machine.Env, c *slot.Contents, before *Active) (*found, error) {
+func forMachine(e *machine.Env, c *slot.Contents, before *Active) (*slotSite, error) {
 	doc, ok := c.Files[ondisk.SlotInventory]
 	if !ok {
 		return ifMeant(e, c, before)
@@ -70,14 +70,14 @@ func forMachine(e *machine.Env, c *slot.Contents, before *Active) (*found, error
 }
 
 // ifMeant is like forMachine, for a slot with a single Site.
-func ifMeant(e *machine.Env, c *slot.Contents, before *Active) (*found, error) {
+func ifMeant(e *machine.Env, c *slot.Contents, before *Active) (*slotSite, error) {
 	doc := c.Files[ondisk.SlotSite]
 	if before != nil && before.isMadeOf(doc, c.Files[ondisk.SlotIgnition]) {
-		return &found{contents: c, site: before.Site}, nil
+		return &slotSite{contents: c, site: before.Site}, nil
 	}
 	site, err := Parse(doc)
 	if err != nil || site.Match.IsZero() {
-		return &found{contents: c, site: site}, nil
+		return &slotSite{contents: c, site: site}, nil
 	}
 	if !siteconf.Matches(site.Match, e.Facts()) {
 		return nil, errNotMeant
@@ -87,7 +87,7 @@ func ifMeant(e *machine.Env, c *slot.Contents, before *Active) (*found, error) {
 }
 
 // withSite returns contents with this Site instead of a Site or an Inventory.
-func withSite(c *slot.Contents, site *configs.Site) (*found, error) {
+func withSite(c *slot.Contents, site *configs.Site) (*slotSite, error) {
 	doc, err := configs.EncodeSlot(site)
 	if err != nil {
 		return nil, err
@@ -96,7 +96,7 @@ func withSite(c *slot.Contents, site *configs.Site) (*found, error) {
 	one.Files = maps.Clone(c.Files)
 	delete(one.Files, ondisk.SlotInventory)
 	one.Files[ondisk.SlotSite] = doc
-	return &found{contents: &one, site: site}, nil
+	return &slotSite{contents: &one, site: site}, nil
 }
 
 // readUnwritten reads the machine's own slot if it must be rewritten, because it has an Inventory

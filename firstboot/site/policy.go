@@ -17,7 +17,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
-// decision is the result of admit.
+// decision is the result of applyPolicy.
 type decision struct {
 	// Site is the Site to use, or nil if nothing is accepted.
 	Site *configs.Site
@@ -27,9 +27,9 @@ type decision struct {
 	Omitted []string
 }
 
-// admit decides which parts of the Site on a stick, which anybody may plug in, a machine accepts.
-// old is its active Site, or nil if that cannot be read. signed means that next is signed with a
-// key that the Image names.
+// applyPolicy decides which parts of the Site on a stick, which anybody may plug in, a machine
+// accepts. old is its active Site, or nil if that cannot be read. signed means that next is signed
+// with a key that the Image names.
 //
 // A machine outside a cluster has no other source of a Site, so it accepts everything that the
 // Image's policy permits. A member accepts from an untrusted stick only the fields with which it
@@ -39,7 +39,7 @@ type decision struct {
 // A member accepts no field that lets somebody in (users, keys, Ignition), moves it to another
 // cluster (pins, CA), changes the programs on it (arguments, labels, pools, the proxy for images),
 // or could set its clock past the end of its certificate (time servers).
-func admit(policy string, joined, signed bool, old, next *configs.Site) decision {
+func applyPolicy(policy string, joined, signed bool, old, next *configs.Site) decision {
 	switch {
 	case policy == ondisk.SitesNever:
 		return decision{}
@@ -109,9 +109,9 @@ type accepted struct {
 	entry *configs.InventorySite
 }
 
-// admitFiles returns the parts of a stick that this machine accepts; old is its active Site. The
+// acceptStick returns the parts of a stick that this machine accepts; old is its active Site. The
 // signature is verified before anything on the stick is parsed.
-func admitFiles(e *machine.Env, image ondisk.ImageInfo, old *Active, dev string, c *slot.Contents) (*accepted, error) {
+func acceptStick(e *machine.Env, image ondisk.ImageInfo, old *Active, dev string, c *slot.Contents) (*accepted, error) {
 	all := &accepted{info: c.Info}
 	when, unsigned := checkSignature(e, image, old, c)
 	if unsigned == nil {
@@ -120,7 +120,7 @@ func admitFiles(e *machine.Env, image ondisk.ImageInfo, old *Active, dev string,
 	}
 	switch {
 	case image.Removable == ondisk.SitesNever:
-		return nil, notAdmitted(image)
+		return nil, policyError(image)
 	case image.Removable == ondisk.SitesSigned && unsigned != nil:
 		return nil, fmt.Errorf("%w; the Image accepts signed Sites only (sites.removable: signed; edgebake site sign)", unsigned)
 	case unsigned != nil && !errors.Is(unsigned, slot.ErrUnsigned):
@@ -142,10 +142,10 @@ func admitFiles(e *machine.Env, image ondisk.ImageInfo, old *Active, dev string,
 	if old != nil {
 		site = old.Site
 	}
-	d := admit(image.Removable, member.HasJoined(e), unsigned == nil, site, next)
+	d := applyPolicy(image.Removable, member.HasJoined(e), unsigned == nil, site, next)
 	switch {
 	case d.Site == nil:
-		return nil, notAdmitted(image)
+		return nil, policyError(image)
 	case d.Whole:
 		return all, nil
 	}
@@ -154,10 +154,10 @@ func admitFiles(e *machine.Env, image ondisk.ImageInfo, old *Active, dev string,
 
 // repair returns the part of a stick that a member accepts: the files of its own slot, with d.Site
 // as the Site. plain means that nothing on the stick names this machine.
-func repair(e *machine.Env, old *configs.Site, f *found, d decision, all *accepted, plain bool) (*accepted, error) {
+func repair(e *machine.Env, old *configs.Site, f *slotSite, d decision, all *accepted, plain bool) (*accepted, error) {
 	c, next := f.contents, f.site
 	// The accepted Site keeps the machine's name, so check the name in the stick's Site here.
-	if name := member.Node(e); name != "" && plain && !strings.Contains(next.NodeName, "{{") && !strings.EqualFold(next.NodeName, name) {
+	if name := member.LastNodeName(e); name != "" && plain && !strings.Contains(next.NodeName, "{{") && !strings.EqualFold(next.NodeName, name) {
 		return nil, fmt.Errorf("this machine is enrolled as %s, but the Site names it %s: use a stick with this machine's own Site", name, next.NodeName)
 	}
 	if member.Unpinned(old) && !next.Credentials.IsZero() {
@@ -186,7 +186,7 @@ func repair(e *machine.Env, old *configs.Site, f *found, d decision, all *accept
 	return t, nil
 }
 
-func notAdmitted(image ondisk.ImageInfo) error {
+func policyError(image ondisk.ImageInfo) error {
 	hint := ""
 	if len(image.SiteKeys) > 0 && image.Removable != ondisk.SitesNever {
 		hint = ", unless it is signed by a key that the Image names (edgebake site sign)"

@@ -39,19 +39,19 @@ func TestWhatAStickMayChange(t *testing.T) {
 		{ondisk.SitesUntilEnrolled, true, true, false, true, false},
 		{ondisk.SitesRepair, true, true, false, true, false},
 	} {
-		got := admit(c.policy, c.enrolled, c.signed, &old, &next)
+		got := applyPolicy(c.policy, c.enrolled, c.signed, &old, &next)
 		if (got.Site == nil) != c.none || got.Whole != c.whole || (len(got.Omitted) > 0) != c.some {
 			t.Errorf("%s, enrolled %v, signed %v: %+v", c.policy, c.enrolled, c.signed, got)
 		}
 	}
 
 	for _, policy := range []string{ondisk.SitesRepair, ondisk.SitesUntilEnrolled} {
-		if got := admit(policy, true, false, nil, &next); got.Site != nil {
+		if got := applyPolicy(policy, true, false, nil, &next); got.Site != nil {
 			t.Errorf("%s: a node whose Site cannot be read takes %+v", policy, got)
 		}
 	}
 
-	got := admit(ondisk.SitesRepair, true, false, &old, &next)
+	got := applyPolicy(ondisk.SitesRepair, true, false, &old, &next)
 	want := old
 	want.Masters, want.Network, want.NodeIP, want.Credentials = next.Masters, next.Network, next.NodeIP, next.Credentials
 	want.Network.Proxy, want.Network.NTP = old.Network.Proxy, old.Network.NTP
@@ -72,12 +72,12 @@ func TestWhatAStickMayChange(t *testing.T) {
 			t.Errorf("%s was left out without a note: %v", name, got.Omitted)
 		}
 	}
-	if again := admit(ondisk.SitesRepair, true, false, &old, &old); len(again.Omitted) > 0 {
+	if again := applyPolicy(ondisk.SitesRepair, true, false, &old, &old); len(again.Omitted) > 0 {
 		t.Errorf("nothing differs: %v", again.Omitted)
 	}
 	next.Credentials = configs.Credentials{}
 	old.Credentials.Token = configs.NewSecret("live")
-	if got := admit(ondisk.SitesRepair, true, false, &old, &next); got.Site.Credentials.Token.Reveal() != "live" {
+	if got := applyPolicy(ondisk.SitesRepair, true, false, &old, &next); got.Site.Credentials.Token.Reveal() != "live" {
 		t.Error("a stick without a token removed the machine's token")
 	}
 }

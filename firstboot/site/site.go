@@ -124,7 +124,7 @@ func readSite(e *machine.Env, image ondisk.ImageInfo, dev string, before *Active
 }
 
 // readContents reads a slot, and finds the Site for this machine in it.
-func readContents(e *machine.Env, dev string, before *Active) (c *slot.Contents, f *found, err error) {
+func readContents(e *machine.Env, dev string, before *Active) (c *slot.Contents, f *slotSite, err error) {
 	c, err = e.ReadSlot(dev)
 	if errors.Is(err, slot.ErrNoSite) || errors.Is(err, slot.ErrBlank) {
 		return c, nil, fmt.Errorf("%w (%s: %w)", ErrNoSite, dev, err)
@@ -140,12 +140,12 @@ func readContents(e *machine.Env, dev string, before *Active) (c *slot.Contents,
 }
 
 // resolveSite makes an Active of f. It reuses the parts of before that have the same inputs.
-func resolveSite(e *machine.Env, image ondisk.ImageInfo, f *found, before *Active) (*Active, error) {
+func resolveSite(e *machine.Env, image ondisk.ImageInfo, f *slotSite, before *Active) (*Active, error) {
 	c, doc := f.contents, f.contents.Files[ondisk.SlotSite]
 	m := e.Facts()
 	j, _ := member.ReadJoinedAs(e)
 	cert, notEnrolled := member.Enrolment(e)
-	memberName := member.NodeIn(cert)
+	memberName := member.CertNodeName(cert)
 	inputs := siteInputs{doc, c.Files[ondisk.SlotIgnition], c.Info.Stamped, m, j, memberName, notEnrolled == nil, e.Contents(KeyFile)}
 	if before != nil && reflect.DeepEqual(before.inputs, inputs) {
 		a := *before
@@ -283,7 +283,7 @@ func Read(e *machine.Env, image ondisk.ImageInfo, before *Active) (*Active, erro
 		return nil, err
 	}
 	c := &slot.Contents{Info: ondisk.SlotInfo{Stamped: copyStamped(e)}, Files: files}
-	old, copyErr := resolveSite(e, image, &found{contents: c, site: site}, before)
+	old, copyErr := resolveSite(e, image, &slotSite{contents: c, site: site}, before)
 	if copyErr != nil {
 		return nil, err
 	}

@@ -94,7 +94,7 @@ func sticks(e *machine.Env, image ondisk.ImageInfo, have *Active, devs []string,
 		if err != nil {
 			continue // it is not a slot, or it is blank
 		}
-		got, err := admitFiles(e, image, have, dev, c)
+		got, err := acceptStick(e, image, have, dev, c)
 		if err != nil {
 			*errs = append(*errs, fmt.Errorf("stick %s is ignored: %w", dev, err))
 			continue
@@ -109,12 +109,12 @@ func sticks(e *machine.Env, image ondisk.ImageInfo, have *Active, devs []string,
 		}
 		name := stickName(e, dev)
 		s := &stick{dev: dev, memory: name, digest: hex.EncodeToString(m.Sum(nil)), signed: got.signed, info: got.info, before: have, entry: got.entry, files: withOwnIgnition(got.files, own)}
-		s.active, err = resolveSite(e, image, &found{contents: &slot.Contents{Info: s.info, Files: s.files}, site: got.site}, have)
+		s.active, err = resolveSite(e, image, &slotSite{contents: &slot.Contents{Info: s.info, Files: s.files}, site: got.site}, have)
 		if err != nil {
 			*errs = append(*errs, fmt.Errorf("stick %s is ignored: %w", dev, err))
 			continue
 		}
-		if err := s.active.otherMachine(e, member.Node(e)); err != nil {
+		if err := s.active.otherMachine(e, member.LastNodeName(e)); err != nil {
 			*errs = append(*errs, fmt.Errorf("stick %s is ignored: %w", dev, err))
 			continue
 		}

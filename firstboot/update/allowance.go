@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 
+	"github.com/edgebake/edgebake/configs/bytesize"
 	"github.com/edgebake/edgebake/ondisk/update"
 )
 
@@ -57,7 +58,7 @@ var errLimit = errors.New("the update would fetch more than --max-bytes allows")
 func (a *allowance) request(n int64) error {
 	n += a.each()
 	if a.most > 0 && a.spent+n > a.most {
-		return fmt.Errorf("%w: %s of %s have been fetched", errLimit, megabytes(a.spent), megabytes(a.most))
+		return fmt.Errorf("%w: %s of %s have been fetched", errLimit, bytesize.MB(a.spent), bytesize.MB(a.most))
 	}
 	if a.record != nil && a.spent+n > a.reserved {
 		if err := a.record(a.spent + n); err != nil {
@@ -87,14 +88,14 @@ func (a *allowance) settle() error {
 	return a.record(a.spent)
 }
 
-// answer is the body of a response. Its bytes count towards the allowance.
-type answer struct {
+// countedBody is the body of a response. Its bytes count towards the allowance.
+type countedBody struct {
 	io.ReadCloser
 	allow *allowance
 	left  int64 // bytes that the server still sends
 }
 
-func (a *answer) Read(b []byte) (int, error) {
+func (a *countedBody) Read(b []byte) (int, error) {
 	n, err := a.ReadCloser.Read(b)
 	a.allow.spent += int64(n)
 	if a.left -= int64(n); err != nil {
@@ -104,7 +105,7 @@ func (a *answer) Read(b []byte) (int, error) {
 }
 
 // Close also counts the unread rest of the response, because the server may have sent it already.
-func (a *answer) Close() error {
+func (a *countedBody) Close() error {
 	a.allow.spent += max(0, a.left)
 	a.left = 0
 	return a.ReadCloser.Close()

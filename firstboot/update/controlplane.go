@@ -18,9 +18,9 @@ import (
 // writes its pods with the versions of the booted image, so each root has its own versions.
 func (s *system) controlPlane() bool { return s.active != nil && s.active.Site.ControlPlane != nil }
 
-// admitControlPlane returns all reasons why a control-plane node cannot run the image, or could not
+// checkControlPlane returns all reasons why a control-plane node cannot run the image, or could not
 // return from it to the present image.
-func (s *system) admitControlPlane(next ondisk.ImageInfo) error {
+func (s *system) checkControlPlane(next ondisk.ImageInfo) error {
 	if !s.controlPlane() {
 		return nil
 	}
@@ -50,24 +50,24 @@ func etcdMinor(tag string) string {
 	return ""
 }
 
-// admitByCluster returns the reason why the cluster does not permit the image on this machine. A
+// checkCluster returns the reason why the cluster does not permit the image on this machine. A
 // *busy error is temporary.
-func (s *system) admitByCluster(ctx context.Context, e *machine.Env, next ondisk.ImageInfo) error {
+func (s *system) checkCluster(ctx context.Context, e *machine.Env, next ondisk.ImageInfo) error {
 	if !s.controlPlane() {
-		return s.admitKubelet(ctx, e, next)
+		return s.checkKubelet(ctx, e, next)
 	}
-	if err := controlplane.NewUpdateLease(e, s.active.Site).Free(ctx); err != nil {
+	if err := controlplane.NewUpdateLease(e, s.active.Site).CheckFree(ctx); err != nil {
 		return &busy{err}
 	}
 	return nil
 }
 
-// takeLease prevents updates of other control-plane nodes until releaseLease.
-func (u *job) takeLease(ctx context.Context, e *machine.Env) error {
+// acquireLease prevents updates of other control-plane nodes until releaseLease.
+func (u *job) acquireLease(ctx context.Context, e *machine.Env) error {
 	lease := controlplane.NewUpdateLease(e, u.sys.active.Site)
-	err := lease.Take(ctx)
+	err := lease.Acquire(ctx)
 	if err == nil {
-		err = lease.Healthy(ctx) // while this machine has the Lease, no other machine stops its etcd member
+		err = lease.CheckEtcd(ctx) // while this machine has the Lease, no other machine stops its etcd member
 	}
 	if err != nil {
 		return &busy{err}
@@ -82,7 +82,7 @@ func (u *job) snapshot(ctx context.Context, e *machine.Env) error {
 		return fmt.Errorf("control-plane nodes are updated only after a snapshot of etcd: %w", err)
 	}
 	u.note("the snapshot is " + path)
-	if err := controlplane.NewUpdateLease(e, u.sys.active.Site).Healthy(ctx); err != nil {
+	if err := controlplane.NewUpdateLease(e, u.sys.active.Site).CheckEtcd(ctx); err != nil {
 		return &busy{err}
 	}
 	return nil
@@ -102,7 +102,7 @@ func releaseLease(ctx context.Context, e *machine.Env) error {
 		return run.Advise(errors.New("releasing the Lease of updates: this machine does not have the Site of a control-plane node"),
 			"stamp its Site, or: kubectl -n kube-system delete lease "+controlplane.LeaseName)
 	}
-	return controlplane.NewUpdateLease(e, active.Site).End(ctx)
+	return controlplane.NewUpdateLease(e, active.Site).Release(ctx)
 }
 
 // pending reports whether the new system boots next.

@@ -263,23 +263,23 @@ func TestUpdateOfAControlPlane(t *testing.T) {
 	if got := m.done(); got != "cost done, retire done, root done, update-lease done, snapshot done, esp done, reboot done" || !m.rebooted || m.snapshots() != 1 {
 		t.Errorf("%s; restarted %v, %d snapshots", got, m.rebooted, m.snapshots())
 	}
-	release := func() error { return Release(t.Context(), m.env()) }
-	if err := release(); err != nil || m.holder() != "m1" {
+	finish := func() error { return Finish(t.Context(), m.env()) }
+	if err := finish(); err != nil || m.holder() != "m1" {
 		t.Errorf("before the restart: %v, held by %q", err, m.holder())
 	}
 	const entry = "edgebake-b+2-1.conf"
 	m.bootsB(entry)
 	m.put(ondisk.ImageInfoFile, m.infoOf("cp.raw.zst"))
-	if err := release(); err == nil || m.holder() != "m1" {
+	if err := finish(); err == nil || m.holder() != "m1" {
 		t.Errorf("on trial: %v, held by %q", err, m.holder())
 	}
 	m.blessed(entry)
 	m.apiDown = true
-	if err := release(); err == nil || m.holder() != "m1" || !m.has(Dir) {
+	if err := finish(); err == nil || m.holder() != "m1" || !m.has(Dir) {
 		t.Errorf("without its API server: %v, held by %q", err, m.holder())
 	}
 	m.apiDown = false
-	if err := release(); err != nil || m.holder() != "" || m.has(Dir) {
+	if err := finish(); err != nil || m.holder() != "" || m.has(Dir) {
 		t.Errorf("%v, held by %q", err, m.holder())
 	}
 }
@@ -295,11 +295,11 @@ func TestControlPlaneGoesBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.apiDown = true
-	if err := Release(t.Context(), m.env()); err == nil || m.holder() != "m1" {
+	if err := Finish(t.Context(), m.env()); err == nil || m.holder() != "m1" {
 		t.Errorf("without its API server: %v, held by %q", err, m.holder())
 	}
 	m.apiDown = false
-	if err := Release(t.Context(), m.env()); err != nil || m.holder() != "" {
+	if err := Finish(t.Context(), m.env()); err != nil || m.holder() != "" {
 		t.Errorf("%v, held by %q", err, m.holder())
 	}
 }
@@ -388,7 +388,7 @@ func TestPowerCutsOfAControlPlane(t *testing.T) {
 				t.Errorf("%s: the new system boots next, and %q holds the Lease", when, m.holder())
 			}
 			if !entry {
-				if err := Release(t.Context(), m.env()); err != nil || m.holder() != "" || m.has(controlplane.UpdateLeaseFile) {
+				if err := Finish(t.Context(), m.env()); err != nil || m.holder() != "" || m.has(controlplane.UpdateLeaseFile) {
 					t.Errorf("%s: %v, held by %q", when, err, m.holder())
 				}
 			}
@@ -401,8 +401,8 @@ func TestPowerCutsOfAControlPlane(t *testing.T) {
 	}
 }
 
-// TestAdmitControlPlane checks to which images a control-plane node can be updated.
-func TestAdmitControlPlane(t *testing.T) {
+// TestCheckControlPlane checks to which images a control-plane node can be updated.
+func TestCheckControlPlane(t *testing.T) {
 	m := newControlPlaneBox(t)
 	sys, err := readSystem(m.env())
 	if err != nil {
@@ -434,7 +434,7 @@ func TestAdmitControlPlane(t *testing.T) {
 		if c.change != nil {
 			c.change(&next)
 		}
-		err := sys.admit(next, 1<<20)
+		err := sys.checkMachine(next, 1<<20)
 		if (err == nil) != (c.want == nil) {
 			t.Errorf("%s, etcd %s: %v", c.kubernetes, c.etcd, err)
 		}

@@ -10,6 +10,7 @@ import (
 	"path"
 	"strings"
 
+	"github.com/edgebake/edgebake/configs/bytesize"
 	"github.com/edgebake/edgebake/configs/imageref"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
@@ -97,7 +98,7 @@ func roomOnDATA(e *machine.Env, need int64) error {
 		return fmt.Errorf("reading the free space on DATA: %w", err)
 	}
 	if keep := size / 100 * reserve; free-need < keep {
-		return fmt.Errorf("they need %d MiB on DATA, but of the %d MiB that are free, %d MiB must stay free, or kubelet evicts pods: free space (`crictl rmi --prune`), or leave them out of the image", need>>20+1, free>>20, keep>>20)
+		return fmt.Errorf("they need %s on DATA, but of the %s that are free, %s must stay free, or kubelet evicts pods: free space (`crictl rmi --prune`), or leave them out of the image", bytesize.MiB(need), bytesize.MiB(free), bytesize.MiB(keep))
 	}
 	return nil
 }
@@ -144,7 +145,7 @@ func (u *job) stageImages(ctx context.Context, e *machine.Env) error {
 		return err
 	}
 	u.say("reading %s", ondisk.LabelData)
-	if err := u.fetch.seeds.scan(ctx, d, min(u.sys.disk.Part(ondisk.LabelData).Size, u.new.spool.part.Size)); err != nil {
+	if err := u.fetch.onDisk.scan(ctx, d, min(u.sys.disk.Part(ondisk.LabelData).Size, u.new.spool.part.Size)); err != nil {
 		return fmt.Errorf("reading %s: %w", ondisk.LabelData, err)
 	}
 	if err := u.new.spool.fill(ctx, u.new.chunks); err != nil {
@@ -181,9 +182,9 @@ func (u *job) mergeImages(ctx context.Context, e *machine.Env) error {
 	return e.RemoveAll(stagedStore)
 }
 
-// releaseImages pins the container images of the running system. It unpins those of other systems,
-// so that kubelet's garbage collection can remove them.
-func releaseImages(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) error {
+// pinRunningImages pins the container images of the running system. It unpins those of other
+// systems, so that kubelet's garbage collection can remove them.
+func pinRunningImages(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) error {
 	have, err := liveStore(e)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

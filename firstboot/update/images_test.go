@@ -327,7 +327,7 @@ func TestImages(t *testing.T) {
 		t.Error(got)
 	}
 	// 2 MiB of the initrd, 1 MiB of the new layer; the base exists.
-	cost, err := media.CostOfUpdate(imagePath("withold.raw"), media.Source{Name: imagePath("withnew.raw.zst")})
+	cost, err := media.CostOfUpdate(imagePath("withold.raw"), media.ImageSource{Name: imagePath("withnew.raw.zst")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -474,10 +474,10 @@ func TestReleaseImages(t *testing.T) {
 		labels[c.Args[5]] = c.Args[6]
 		return nil
 	}
-	released := func(when string, image ondisk.ImageInfo, want ...string) {
+	pinned := func(when string, image ondisk.ImageInfo, want ...string) {
 		t.Helper()
 		clear(labels)
-		if err := releaseImages(t.Context(), e, image); err != nil {
+		if err := pinRunningImages(t.Context(), e, image); err != nil {
 			t.Fatal(err)
 		}
 		var got []string
@@ -506,8 +506,8 @@ func TestReleaseImages(t *testing.T) {
 	}
 	old := b.info()
 	b.put(ondisk.ImageInfoFile, b.infoOf("withnew.raw.zst"))
-	released("kept", b.info(), oldApp, at(oldApp, baked.old), at(moved, baked.old))
-	released("gone back", old, newApp, at(newApp, baked.new), nasty, at(nasty, baked.new))
+	pinned("kept", b.info(), oldApp, at(oldApp, baked.old), at(moved, baked.old))
+	pinned("gone back", old, newApp, at(newApp, baked.new), nasty, at(nasty, baked.new))
 }
 
 // info returns image.json of the running system.

@@ -30,8 +30,8 @@ func (s *system) anotherMinor(next ondisk.ImageInfo) bool {
 	return kubeadm.Minor(next.Kubernetes) != kubeadm.Minor(s.image.Kubernetes)
 }
 
-// admitKubelet returns an error if the cluster does not support the kubelet of the image.
-func (s *system) admitKubelet(ctx context.Context, e *machine.Env, next ondisk.ImageInfo) error {
+// checkKubelet returns an error if the cluster does not support the kubelet of the image.
+func (s *system) checkKubelet(ctx context.Context, e *machine.Env, next ondisk.ImageInfo) error {
 	if !s.anotherMinor(next) {
 		return nil
 	}
@@ -43,7 +43,7 @@ func (s *system) admitKubelet(ctx context.Context, e *machine.Env, next ondisk.I
 		return run.Advise(fmt.Errorf("the image has Kubernetes %s and this machine %s, and it is unknown whether the cluster supports that kubelet: %w", next.Kubernetes, s.image.Kubernetes, err),
 			"try again when an API server answers; an image with the minor version of this machine needs none")
 	}
-	if !member.Is(e) || s.active == nil {
+	if !member.HasCredentials(e) || s.active == nil {
 		return fail(member.ErrNotEnrolled)
 	}
 	version, err := oldestServer(ctx, e, member.MastersOf(e, s.active.Site))
@@ -129,7 +129,7 @@ func (u *job) drain(ctx context.Context, e *machine.Env) error {
 	fail := func(err error) error {
 		return run.Advise(err, "the new system is installed, and runs after the next restart: run the same command again, or add --no-drain to restart without evicting the pods")
 	}
-	name, cordoned := member.Name(e), false
+	name, cordoned := member.NodeName(e), false
 	var left []string
 	for end := e.Now().Add(drainPatience); ; {
 		var err error
@@ -189,7 +189,7 @@ func uncordon(ctx context.Context, e *machine.Env) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
-	name := member.Name(e)
+	name := member.NodeName(e)
 	c, n, err := member.OwnNode(ctx, e, name)
 	if err == nil && n.Metadata.Annotations[cordonAnnotation] != "" {
 		err = patchCordon(ctx, c, name, nil, nil)
@@ -207,7 +207,7 @@ func uncordonAfterKill(ctx context.Context, e *machine.Env) error {
 	}
 	unlock, err := run.Exclusive(ctx, e)
 	if err != nil {
-		return nil // the update still runs, or Release does this once the new system is kept
+		return nil // the update still runs, or Finish does this once the new system is kept
 	}
 	defer unlock()
 	return endUpdate(ctx, e, restarting)

@@ -107,13 +107,13 @@ func TestAdmitKubelet(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			err = sys.admitKubelet(t.Context(), e, ondisk.ImageInfo{Kubernetes: "v1.37.2"})
+			err = sys.checkKubelet(t.Context(), e, ondisk.ImageInfo{Kubernetes: "v1.37.2"})
 			if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
 				t.Errorf("%v; want %q", err, c.want)
 			}
 			// A patch release needs no answer from the cluster.
 			cluster.Down[firstOf], cluster.Down[secondOf] = true, true
-			if err := sys.admitKubelet(t.Context(), e, ondisk.ImageInfo{Kubernetes: sys.image.Kubernetes + "1"}); err != nil {
+			if err := sys.checkKubelet(t.Context(), e, ondisk.ImageInfo{Kubernetes: sys.image.Kubernetes + "1"}); err != nil {
 				t.Errorf("a patch release: %v", err)
 			}
 		})
@@ -155,7 +155,7 @@ func TestDrain(t *testing.T) {
 			b.bootsB(system)
 			b.put(ondisk.ImageInfoFile, b.infoOf("minor.raw.zst"))
 		}
-		if err := Release(t.Context(), e); (err == nil) != (system == "edgebake-b.conf") {
+		if err := Finish(t.Context(), e); (err == nil) != (system == "edgebake-b.conf") {
 			t.Errorf("%s: %v", system, err)
 		}
 	}
@@ -205,11 +205,11 @@ func TestUncordonAfterFailure(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.Down[worldtest.Endpoint] = true
-	if err := Release(t.Context(), e); err == nil || !c.Nodes[memberName].Spec.Unschedulable {
+	if err := Finish(t.Context(), e); err == nil || !c.Nodes[memberName].Spec.Unschedulable {
 		t.Errorf("without an API server: %v", err)
 	}
 	c.Down[worldtest.Endpoint] = false
-	if err := Release(t.Context(), e); err != nil || c.Nodes[memberName].Spec.Unschedulable {
+	if err := Finish(t.Context(), e); err != nil || c.Nodes[memberName].Spec.Unschedulable {
 		t.Errorf("%v, unschedulable: %v", err, c.Nodes[memberName].Spec.Unschedulable)
 	}
 }
@@ -223,7 +223,7 @@ func TestCordonOfOthers(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.runs(ondisk.LabelRootB, "minor.raw.zst")
-	if err := Release(t.Context(), e); err != nil || !c.Nodes[memberName].Spec.Unschedulable {
+	if err := Finish(t.Context(), e); err != nil || !c.Nodes[memberName].Spec.Unschedulable {
 		t.Errorf("%v, unschedulable: %v", err, c.Nodes[memberName].Spec.Unschedulable)
 	}
 }
@@ -253,7 +253,7 @@ func TestUncordonWhilePending(t *testing.T) {
 	c.Disrupt = func(string) bool { c.Down[worldtest.Endpoint] = true; return false }
 	var started []string
 	b.unit = func(verb, unit string) error {
-		if unit == ondisk.UnitRelease {
+		if unit == ondisk.UnitUpdateFinish {
 			started = append(started, verb)
 		}
 		return nil
@@ -264,11 +264,11 @@ func TestUncordonWhilePending(t *testing.T) {
 	if !slices.Equal(started, []string{"start"}) {
 		t.Errorf("the units that were started: %v", started)
 	}
-	if err := Release(t.Context(), e); err == nil {
+	if err := Finish(t.Context(), e); err == nil {
 		t.Error("without an API server: no error, so systemd does not try it again")
 	}
 	c.Down[worldtest.Endpoint] = false
-	if err := Release(t.Context(), e); err != nil || c.Nodes[memberName].Spec.Unschedulable || b.status() != "pending ROOT-B" {
+	if err := Finish(t.Context(), e); err != nil || c.Nodes[memberName].Spec.Unschedulable || b.status() != "pending ROOT-B" {
 		t.Errorf("%v, unschedulable: %v, %s", err, c.Nodes[memberName].Spec.Unschedulable, b.status())
 	}
 	if _, ok := c.Nodes[memberName].Metadata.Annotations["edgebake.io/cordoned"]; ok {
@@ -297,11 +297,11 @@ func TestUncordonFirst(t *testing.T) {
 	b.runs(ondisk.LabelRootB, "minor.raw.zst")
 	info := b.get("efi/" + ondisk.ESPImageInfo)
 	b.put("efi/"+ondisk.ESPImageInfo, "")
-	if err := Release(t.Context(), e); err == nil || c.Nodes[memberName].Spec.Unschedulable {
+	if err := Finish(t.Context(), e); err == nil || c.Nodes[memberName].Spec.Unschedulable {
 		t.Errorf("%v, unschedulable: %v", err, c.Nodes[memberName].Spec.Unschedulable)
 	}
 	b.put("efi/"+ondisk.ESPImageInfo, info)
-	if err := Release(t.Context(), e); err != nil || b.espInfo().Plan != newPlan || e.Exists(Dir) {
+	if err := Finish(t.Context(), e); err != nil || b.espInfo().Plan != newPlan || e.Exists(Dir) {
 		t.Errorf("%v, the ESP describes %s", err, b.espInfo().Plan)
 	}
 }
@@ -317,7 +317,7 @@ func TestLaterCordonOfOthers(t *testing.T) {
 	}
 	c.LabelChangeDenied, c.Nodes[memberName].Spec.Unschedulable = false, true
 	b.runs(ondisk.LabelRootB, "minor.raw.zst")
-	if err := Release(t.Context(), e); err != nil || !c.Nodes[memberName].Spec.Unschedulable {
+	if err := Finish(t.Context(), e); err != nil || !c.Nodes[memberName].Spec.Unschedulable {
 		t.Errorf("%v, unschedulable: %v", err, c.Nodes[memberName].Spec.Unschedulable)
 	}
 }

@@ -70,7 +70,7 @@ type orders struct {
 // CarryOutOrder reads this machine's Node with kubelet's credentials, carries out a new update
 // order in it, and writes the answer to the Node. If no API server is reachable, it does nothing.
 func CarryOutOrder(ctx context.Context, e *machine.Env, tell func(run.Step)) error {
-	o := &orders{e: e, node: member.Name(e)}
+	o := &orders{e: e, node: member.NodeName(e)}
 	if o.node == "" {
 		return nil
 	}
@@ -375,7 +375,7 @@ func (o *orders) conclude(err error) error {
 	case errors.As(err, new(*busy)), errors.Is(err, errClosed):
 		r.Tries = max(0, r.Tries-1)
 		err = o.end(order.StateWaiting, reason)
-	case (errors.As(err, new(*dropped)) || r.State != order.StateRestarting && errors.Is(err, context.DeadlineExceeded)) && r.Tries < maxTries:
+	case (errors.As(err, new(*temporaryError)) || r.State != order.StateRestarting && errors.Is(err, context.DeadlineExceeded)) && r.Tries < maxTries:
 		err = o.end(order.StateWaiting, reason)
 	default:
 		err = o.end(order.StateFailed, reason)

@@ -253,7 +253,7 @@ func TestOrderOfABadSystem(t *testing.T) {
 	}
 	b.rebooted = false
 	for range 2 {
-		if err := Release(t.Context(), b.env()); err != nil {
+		if err := Finish(t.Context(), b.env()); err != nil {
 			t.Fatal(err)
 		}
 		b.must()

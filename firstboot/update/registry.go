@@ -34,7 +34,7 @@ type inRegistry struct {
 }
 
 // openRegistry reads the manifest of the image at an oci:// URL.
-func openRegistry(ctx context.Context, l *line, image string) (*inRegistry, error) {
+func openRegistry(ctx context.Context, l *requester, image string) (*inRegistry, error) {
 	ref, err := order.ParseRegistry(image)
 	if err != nil {
 		return nil, err
@@ -48,7 +48,7 @@ func openRegistry(ctx context.Context, l *line, image string) (*inRegistry, erro
 		return nil, err
 	}
 	for _, p := range r.m.Layers {
-		r.parts = append(r.parts, &server{line: l, url: base + "/blobs/" + string(p.Digest), size: p.Size})
+		r.parts = append(r.parts, &server{requester: l, url: base + "/blobs/" + string(p.Digest), size: p.Size})
 	}
 	return r, nil
 }
@@ -70,7 +70,7 @@ func registryURL(ref imageref.Ref) string {
 }
 
 // manifest requests the manifest of an image.
-func (l *line) manifest(ctx context.Context, base string, ref imageref.Ref) (*artifact.Manifest, error) {
+func (l *requester) manifest(ctx context.Context, base string, ref imageref.Ref) (*artifact.Manifest, error) {
 	b, err := l.document(ctx, base+"/manifests/"+cmp.Or(string(ref.Digest), ref.Tag), http.Header{"Accept": {artifact.Accept}}, artifact.MaxManifest)
 	if err != nil {
 		return nil, fmt.Errorf("requesting its manifest: %w", err)
@@ -82,12 +82,12 @@ func (l *line) manifest(ctx context.Context, base string, ref imageref.Ref) (*ar
 }
 
 // document downloads a small file.
-func (l *line) document(ctx context.Context, url string, header http.Header, limit int64) ([]byte, error) {
+func (l *requester) document(ctx context.Context, url string, header http.Header, limit int64) ([]byte, error) {
 	resp, err := l.request(ctx, url, header, limit)
 	if err != nil {
 		return nil, err
 	}
-	body := &answer{resp.Body, l.allow, max(0, resp.ContentLength)}
+	body := &countedBody{resp.Body, l.allow, max(0, resp.ContentLength)}
 	defer body.Close()
 	switch resp.StatusCode {
 	case http.StatusOK:
@@ -103,7 +103,7 @@ func (l *line) document(ctx context.Context, url string, header http.Header, lim
 	b, err := io.ReadAll(io.LimitReader(&bounded{body, l.e.Now, l.e.Now().Add(documentTime)}, limit+1))
 	switch {
 	case err != nil:
-		return nil, &dropped{err}
+		return nil, &temporaryError{err}
 	case int64(len(b)) > limit:
 		return nil, fmt.Errorf("the server sends more than %d bytes", limit)
 	}
@@ -213,7 +213,7 @@ var challengeParam = regexp.MustCompile(`([a-z]+)="([^"]*)"`)
 const maxToken = 64 << 10
 
 // answer sets the header that resp's challenge requires.
-func (l *login) answer(ctx context.Context, send *line, resp *http.Response) error {
+func (l *login) answer(ctx context.Context, send *requester, resp *http.Response) error {
 	for _, c := range resp.Header.Values("WWW-Authenticate") {
 		scheme, rest, _ := strings.Cut(c, " ")
 		switch strings.ToLower(scheme) {
@@ -232,7 +232,7 @@ func (l *login) answer(ctx context.Context, send *line, resp *http.Response) err
 }
 
 // token requests a token from the login server that a challenge names.
-func (l *login) token(ctx context.Context, send *line, params map[string]string) error {
+func (l *login) token(ctx context.Context, send *requester, params map[string]string) error {
 	realm, err := url.Parse(params["realm"])
 	if err != nil || realm.Scheme != "https" && (l.secure || realm.Scheme != "http") {
 		return errors.New("the registry names no login server (realm) that is used over https")

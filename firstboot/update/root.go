@@ -11,6 +11,7 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 
+	"github.com/edgebake/edgebake/configs/bytesize"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk/chunk"
@@ -18,17 +19,17 @@ import (
 	"github.com/edgebake/edgebake/ondisk/update"
 )
 
-// place is the location of a chunk on this machine's disk.
-type place struct {
+// chunkLocation is the location of a chunk on this machine's disk.
+type chunkLocation struct {
 	dev machine.Device
 	off int64
 }
 
 // seeds contains the locations of chunks on this machine's disk, by digest.
-type seeds map[[32]byte]place
+type localChunks map[[32]byte]chunkLocation
 
-// scan adds the chunks of a device to seeds.
-func (s seeds) scan(ctx context.Context, dev machine.Device, size int64) error {
+// scan adds the chunks of a device.
+func (s localChunks) scan(ctx context.Context, dev machine.Device, size int64) error {
 	off := int64(0)
 	read := chunk.From(dev)
 	return chunk.Cut(size, func(b []byte, off int64) (bool, error) {
@@ -38,7 +39,7 @@ func (s seeds) scan(ctx context.Context, dev machine.Device, size int64) error {
 		return read(b, off)
 	}, func(b []byte, n int) error {
 		if b != nil {
-			s[sha256.Sum256(b)] = place{dev, off}
+			s[sha256.Sum256(b)] = chunkLocation{dev, off}
 		}
 		off += int64(n)
 		return nil
@@ -48,7 +49,7 @@ func (s seeds) scan(ctx context.Context, dev machine.Device, size int64) error {
 // missing returns the chunks of a part that assemble downloads when it writes the part to the device
 // target: those that are not on this machine's disk, and those that are only on target itself, where
 // they are overwritten before they are needed.
-func (s seeds) missing(p *chunk.Part, target string) (out []int) {
+func (s localChunks) missing(p *chunk.Part, target string) (out []int) {
 	written := map[int64][32]byte{} // by offset
 	off := int64(0)
 	for k, c := range p.Chunks {
@@ -69,10 +70,10 @@ func (s seeds) missing(p *chunk.Part, target string) (out []int) {
 
 // fetcher gets chunks of an image from this machine's disk or from the source.
 type fetcher struct {
-	image *update.Image
-	src   Source
-	seeds seeds
-	dec   *zstd.Decoder
+	image  *update.Image
+	src    Source
+	onDisk localChunks
+	dec    *zstd.Decoder
 	// tell receives progress messages, at most one per tellEvery.
 	tell func(format string, args ...any)
 	now  func() time.Time
@@ -95,7 +96,7 @@ func newFetcher(e *machine.Env, image *update.Image, src Source, tell func(forma
 	if err != nil {
 		return nil, fmt.Errorf("setting up zstd: %w", err)
 	}
-	return &fetcher{image: image, src: src, seeds: seeds{}, dec: dec, tell: tell, now: e.Now, buf: make([]byte, chunk.HoleSize)}, nil
+	return &fetcher{image: image, src: src, onDisk: localChunks{}, dec: dec, tell: tell, now: e.Now, buf: make([]byte, chunk.HoleSize)}, nil
 }
 
 func (f *fetcher) close() { f.dec.Close() }
@@ -103,14 +104,14 @@ func (f *fetcher) close() { f.dec.Close() }
 // local returns a verified chunk from this machine's disk. ok is false if the disk does not have
 // it.
 func (f *fetcher) local(c chunk.Chunk) (b []byte, ok bool) {
-	p, ok := f.seeds[c.Sum]
+	p, ok := f.onDisk[c.Sum]
 	if !ok {
 		return nil, false
 	}
 	b = f.buf[:c.Size]
 	// If the chunk cannot be read, it is downloaded.
 	if _, err := p.dev.ReadAt(b, p.off); err != nil || sha256.Sum256(b) != c.Sum {
-		delete(f.seeds, c.Sum)
+		delete(f.onDisk, c.Sum)
 		return nil, false
 	}
 	return b, true
@@ -199,7 +200,7 @@ func (f *fetcher) sameImage(ctx context.Context) error {
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
-	case errors.As(err, new(*dropped)), errors.Is(err, errLimit):
+	case errors.As(err, new(*temporaryError)), errors.Is(err, errLimit):
 		return err
 	case err == nil && bytes.Equal(again.Body, f.image.Body):
 		return nil
@@ -221,7 +222,7 @@ func (f *fetcher) count(n int) {
 	}
 	f.told, f.left = now, 0
 	if f.total < f.fetched {
-		f.tell("%s: %s", f.src.Name(), megabytes(f.fetched))
+		f.tell("%s: %s", f.src.Name(), bytesize.MB(f.fetched))
 		return
 	}
 	left := ""
@@ -230,10 +231,8 @@ func (f *fetcher) count(n int) {
 		f.left = time.Duration(rest) * time.Second
 		left = ", " + f.left.String() + " left"
 	}
-	f.tell("%s: %.1f of %s%s", f.src.Name(), float64(f.fetched)/1e6, megabytes(f.total), left)
+	f.tell("%s: %s%s", f.src.Name(), bytesize.MBOf(f.fetched, f.total), left)
 }
-
-func megabytes(n int64) string { return fmt.Sprintf("%.1f MB", float64(n)/1e6) }
 
 // expect adds these chunks to the expected download, and starts a phase of it.
 func (f *fetcher) expect(p *chunk.Part, chunks []int) {

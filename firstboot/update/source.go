@@ -26,19 +26,19 @@ type Source interface {
 	Close() error
 }
 
-// dropped is an error of the connection or of a busy server. A retry may succeed.
-type dropped struct{ error }
+// temporaryError is an error of the connection or of a busy server. A retry may succeed.
+type temporaryError struct{ error }
 
-func (d *dropped) Unwrap() error { return d.error }
+func (d *temporaryError) Unwrap() error { return d.error }
 
 // openSource opens the image that Options names: a file, an http or https URL, or an image in a
 // registry. tell receives status messages.
 func openSource(ctx context.Context, e *machine.Env, o Options, allow *allowance, proxy []string, tell func(format string, args ...any)) (Source, error) {
 	if scheme, _, ok := strings.Cut(o.Image, "://"); ok {
-		l := &line{e: e, proxy: proxy, rate: o.Rate, allow: allow, tell: tell}
+		l := &requester{e: e, proxy: proxy, rate: o.Rate, allow: allow, tell: tell}
 		switch scheme {
 		case "http", "https":
-			s := &server{line: l, url: o.Image}
+			s := &server{requester: l, url: o.Image}
 			return s, s.find(ctx)
 		case order.Registry:
 			return openRegistry(ctx, l, o.Image)
@@ -75,8 +75,8 @@ func (f *file) Open(_ context.Context, off, n int64) (io.ReadCloser, error) {
 	return io.NopCloser(io.NewSectionReader(f.f, off, n)), nil
 }
 
-// line sends the HTTP requests of an update.
-type line struct {
+// requester sends the HTTP requests of an update.
+type requester struct {
 	e     *machine.Env
 	proxy []string
 	rate  int64 // maximum bytes per second; 0: no limit
@@ -88,7 +88,7 @@ type line struct {
 
 // server is an image on a web server, or one part of an image in a registry.
 type server struct {
-	*line
+	*requester
 	url  string
 	size int64
 }
@@ -107,7 +107,7 @@ func (s *server) find(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		body := &answer{resp.Body, s.allow, 1}
+		body := &countedBody{resp.Body, s.allow, 1}
 		defer body.Close()
 		_, s.size, err = contentRange(resp)
 		return err
@@ -115,8 +115,8 @@ func (s *server) find(ctx context.Context) error {
 }
 
 // retry calls try until it succeeds, or has failed too often.
-func (l *line) retry(ctx context.Context, try func() error) error {
-	for p := (patience{l: l, tries: 5}); ; {
+func (l *requester) retry(ctx context.Context, try func() error) error {
+	for p := (backoff{l: l, tries: 5}); ; {
 		err := try()
 		if err == nil {
 			return nil
@@ -129,11 +129,11 @@ func (l *line) retry(ctx context.Context, try func() error) error {
 
 // Open returns a reader of a range. It sends requests when it is read.
 func (s *server) Open(ctx context.Context, off, n int64) (io.ReadCloser, error) {
-	return &ranged{ctx: ctx, s: s, off: off, end: off + n, patience: patience{l: s.line, tries: 20}}, nil
+	return &ranged{ctx: ctx, s: s, off: off, end: off + n, backoff: backoff{l: s.requester, tries: 20}}, nil
 }
 
 // ask requests the bytes from off to end, without end.
-func (s *server) ask(ctx context.Context, off, end int64) (*answer, error) {
+func (s *server) ask(ctx context.Context, off, end int64) (*countedBody, error) {
 	resp, err := s.get(ctx, fmt.Sprintf("bytes=%d-%d", off, end-1), end-off)
 	if err != nil {
 		return nil, err
@@ -150,7 +150,7 @@ func (s *server) ask(ctx context.Context, off, end int64) (*answer, error) {
 		resp.Body.Close()
 		return nil, err
 	}
-	return &answer{resp.Body, s.allow, end - off}, nil
+	return &countedBody{resp.Body, s.allow, end - off}, nil
 }
 
 // get requests a range of n bytes. A response without that range is an error.
@@ -179,11 +179,11 @@ func badStatus(resp *http.Response) error {
 	if code := resp.StatusCode; code >= 400 && code < 500 && code != http.StatusRequestTimeout && code != http.StatusTooManyRequests {
 		return err
 	}
-	return &dropped{err}
+	return &temporaryError{err}
 }
 
 // request sends a request for at most n bytes. If the server requires a login, it logs in.
-func (l *line) request(ctx context.Context, url string, header http.Header, n int64) (*http.Response, error) {
+func (l *requester) request(ctx context.Context, url string, header http.Header, n int64) (*http.Response, error) {
 	resp, err := l.send(ctx, url, header, n)
 	if err != nil || resp.StatusCode != http.StatusUnauthorized || l.login == nil {
 		return resp, err
@@ -196,7 +196,7 @@ func (l *line) request(ctx context.Context, url string, header http.Header, n in
 }
 
 // send sends one request.
-func (l *line) send(ctx context.Context, url string, header http.Header, n int64) (*http.Response, error) {
+func (l *requester) send(ctx context.Context, url string, header http.Header, n int64) (*http.Response, error) {
 	if err := l.allow.request(n); err != nil {
 		return nil, err
 	}
@@ -209,7 +209,7 @@ func (l *line) send(ctx context.Context, url string, header http.Header, n int64
 		return nil, err
 	}
 	if err != nil {
-		return nil, &dropped{err}
+		return nil, &temporaryError{err}
 	}
 	l.allow.redirected(resp)
 	return resp, nil
@@ -229,9 +229,9 @@ func contentRange(resp *http.Response) (from, size int64, err error) {
 	return from, size, nil
 }
 
-// patience counts consecutive failures, and doubles the pause after each one.
-type patience struct {
-	l        *line
+// backoff counts consecutive failures, and doubles the pause after each one.
+type backoff struct {
+	l        *requester
 	tries    int
 	failures int
 	pause    time.Duration
@@ -240,11 +240,11 @@ type patience struct {
 const maxPause = time.Minute
 
 // after waits before the next attempt. If there must be none, it returns err.
-func (p *patience) after(ctx context.Context, err error) error {
+func (p *backoff) after(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	if !errors.As(err, new(*dropped)) {
+	if !errors.As(err, new(*temporaryError)) {
 		return err
 	}
 	if p.failures++; p.failures > p.tries {
@@ -264,10 +264,10 @@ type ranged struct {
 	ctx      context.Context
 	s        *server
 	off, end int64
-	until    int64   // end of the current request
-	body     *answer // nil: the next bytes must be requested
-	failed   error   // error of the last attempt
-	patience patience
+	until    int64        // end of the current request
+	body     *countedBody // nil: the next bytes must be requested
+	failed   error        // error of the last attempt
+	backoff  backoff
 	came     int64         // bytes since the last failure
 	waited   time.Duration // time spent reading in the current minute
 	minute   int64
@@ -280,10 +280,10 @@ func (r *ranged) Read(b []byte) (n int, err error) {
 	for n == 0 {
 		if r.failed != nil {
 			if r.came >= leastInAMinute {
-				r.patience.failures, r.patience.pause = 0, 0
+				r.backoff.failures, r.backoff.pause = 0, 0
 			}
 			r.came = 0
-			if err := r.patience.after(r.ctx, r.failed); err != nil {
+			if err := r.backoff.after(r.ctx, r.failed); err != nil {
 				return 0, err
 			}
 		}
@@ -334,7 +334,7 @@ func (r *ranged) read(b []byte) (int, error) {
 		r.waited, r.minute = 0, 0
 	}
 	if err != nil {
-		return n, &dropped{err}
+		return n, &temporaryError{err}
 	}
 	if s.rate == 0 || n == 0 {
 		return n, nil

@@ -424,7 +424,7 @@ func TestStickAfterFailure(t *testing.T) {
 	if err := os.Rename(filepath.Join(b.root, entryB), filepath.Join(b.root, "efi/loader/entries/edgebake-b+0-3.conf")); err != nil {
 		t.Fatal(err)
 	}
-	if err := Release(t.Context(), b.env()); err != nil {
+	if err := Finish(t.Context(), b.env()); err != nil {
 		t.Fatal(err)
 	}
 	b.rebooted, b.console = false, nil
@@ -442,7 +442,7 @@ func (b *box) failsB() {
 	if err := os.Rename(filepath.Join(b.root, entryB), filepath.Join(b.root, "efi/loader/entries/edgebake-b+0-3.conf")); err != nil {
 		b.t.Fatal(err)
 	}
-	if err := Release(b.t.Context(), b.env()); err != nil {
+	if err := Finish(b.t.Context(), b.env()); err != nil {
 		b.t.Fatal(err)
 	}
 	b.rebooted, b.console = false, nil
@@ -699,7 +699,7 @@ func TestReadAfterTheCount(t *testing.T) {
 		t.Fatal(err)
 	}
 	cancel()
-	clear(u.fetch.seeds)
+	clear(u.fetch.onDisk)
 	for _, f := range u.boot.Files {
 		if err := u.boot.Copy(io.Discard, f); err != nil {
 			t.Errorf("%s: %v", f.Path, err)

@@ -18,6 +18,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/edgebake/edgebake/configs/bytesize"
 	"github.com/edgebake/edgebake/configs/kubeadm"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
@@ -29,7 +30,7 @@ import (
 	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
-// Dir is the directory with the files of an update, on DATA. Release removes it.
+// Dir is the directory with the files of an update, on DATA. Finish removes it.
 const Dir = ondisk.StateDir + "/update"
 
 const (
@@ -105,7 +106,7 @@ func Update(ctx context.Context, e *machine.Env, o Options, tell func(run.Step))
 		e.Log.Warn("ending the update", "error", unfinished)
 		// systemd restarts this unit until the Node is schedulable and other control-plane nodes
 		// may be updated.
-		if err := e.BoundedUnit(context.WithoutCancel(ctx), machine.JobTimeout, "start", ondisk.UnitRelease); err != nil {
+		if err := e.BoundedUnit(context.WithoutCancel(ctx), machine.JobTimeout, "start", ondisk.UnitUpdateFinish); err != nil {
 			e.Log.Warn("ending the update", "error", err)
 		}
 	}
@@ -152,7 +153,7 @@ func open(ctx context.Context, e *machine.Env, sys *system, o Options, tell func
 	u = &job{ctx: ctx, e: e, sys: sys, o: o, allow: newAllowance(o), out: func(text string) { tell(run.Step{Name: "admit", Status: "waiting", Detail: text}) }}
 	u.state = ondisk.UpdateState{Status: ondisk.UpdateRunning, Root: sys.target.Label, Image: o.Image, Phase: "admit"}
 	if u.src, err = source(u); err == nil {
-		err = u.admit(ctx)
+		err = u.checkImage(ctx)
 	}
 	if err != nil {
 		u.close()
@@ -192,9 +193,9 @@ type job struct {
 	note  func(text string)
 }
 
-// admit reads the image's description. It returns an error if this machine does not accept the
+// checkImage reads the image's description. It returns an error if this machine does not accept the
 // image.
-func (u *job) admit(ctx context.Context) (err error) {
+func (u *job) checkImage(ctx context.Context) (err error) {
 	if u.image, err = update.Open(readerAt{ctx, u.src}, u.src.Size()); err != nil {
 		return err
 	}
@@ -228,7 +229,7 @@ func (u *job) admit(ctx context.Context) (err error) {
 	if u.next.Plan == u.sys.image.Plan {
 		return fmt.Errorf("%w: this machine already runs this image", run.ErrAlready)
 	}
-	fits, takes := u.sys.admit(u.next, u.root.Size), u.sys.admitByCluster(ctx, u.e, u.next)
+	fits, takes := u.sys.checkMachine(u.next, u.root.Size), u.sys.checkCluster(ctx, u.e, u.next)
 	if fits != nil && errors.As(takes, new(*busy)) {
 		takes = nil // there is no reason to wait for an image that does not fit
 	}
@@ -310,7 +311,7 @@ func (u *job) phases() []run.Phase {
 	if u.sys.controlPlane() {
 		// These come after all steps that take long or wait for a person, because the other nodes
 		// wait for this machine.
-		phases = append(phases, run.Phase{Name: "update-lease", Doc: "no other control-plane node is being updated, and etcd is healthy", Timeout: 5 * time.Minute, Run: u.takeLease},
+		phases = append(phases, run.Phase{Name: "update-lease", Doc: "no other control-plane node is being updated, and etcd is healthy", Timeout: 5 * time.Minute, Run: u.acquireLease},
 			run.Phase{Name: "snapshot", Doc: "a snapshot of etcd exists", Timeout: 30 * time.Minute, Run: u.snapshot})
 	}
 	phases = append(phases, run.Phase{Name: "esp", Doc: "the new system boots next, on trial", Timeout: 24 * time.Hour, Run: u.writeBoot})
@@ -345,7 +346,7 @@ func (u *job) scan(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if err := u.fetch.seeds.scan(ctx, d, u.sys.disk.Part(label).Size); err != nil {
+		if err := u.fetch.onDisk.scan(ctx, d, u.sys.disk.Part(label).Size); err != nil {
 			return fmt.Errorf("reading %s: %w", label, err)
 		}
 	}
@@ -365,7 +366,7 @@ func (u *job) cost(ctx context.Context, e *machine.Env) error {
 	if err != nil {
 		return err
 	}
-	spans := append(u.fetch.spans(u.root, u.fetch.seeds.missing(u.root, "/dev/"+u.sys.target.Name)), u.fetch.spans(u.esp, u.spool.missing(chunks))...)
+	spans := append(u.fetch.spans(u.root, u.fetch.onDisk.missing(u.root, "/dev/"+u.sys.target.Name)), u.fetch.spans(u.esp, u.spool.missing(chunks))...)
 	if err := u.lookAtImages(); err != nil {
 		return err
 	}
@@ -378,9 +379,9 @@ func (u *job) cost(ctx context.Context, e *machine.Env) error {
 		return nil
 	}
 	if all := u.allow.spent + u.allow.cost(spans); u.o.MaxBytes > 0 && all > u.o.MaxBytes {
-		return fmt.Errorf("the update needs %s, but --max-bytes allows %s", megabytes(all), megabytes(u.o.MaxBytes))
+		return fmt.Errorf("the update needs %s, but --max-bytes allows %s", bytesize.MB(all), bytesize.MB(u.o.MaxBytes))
 	}
-	u.note(fmt.Sprintf("up to %s of %s will be fetched", megabytes(need), megabytes(u.src.Size())))
+	u.note(fmt.Sprintf("up to %s of %s will be fetched", bytesize.MB(need), bytesize.MB(u.src.Size())))
 	return nil
 }
 
@@ -479,7 +480,7 @@ func roomOnESP(e *machine.Env, need int64) error {
 		return fmt.Errorf("reading the free space on the EFI system partition: %w", err)
 	}
 	if free < need {
-		return fmt.Errorf("the EFI system partition has %d MiB free, but the new kernel and initrd need %d MiB", free>>20, need>>20)
+		return fmt.Errorf("the EFI system partition has %s free, but the new kernel and initrd need %s", bytesize.MiB(free), bytesize.MiB(need))
 	}
 	return nil
 }

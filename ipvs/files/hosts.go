@@ -139,11 +139,11 @@ func KeepHosts(ctx context.Context, path, runDir string, line HostsLine) (change
 		if err := UseRunDir(runDir); err != nil {
 			return false, err
 		}
-		release, err := Lock(ctx, filepath.Join(runDir, filepath.Base(ondisk.HostsLock)), HostsTimeout)
+		unlock, err := Lock(ctx, filepath.Join(runDir, filepath.Base(ondisk.HostsLock)), HostsTimeout)
 		if err != nil {
 			return false, err
 		}
-		defer release()
+		defer unlock()
 	}
 	// While we waited for the lock, its holder may have changed the file.
 	text, changes, err := line.change(path)

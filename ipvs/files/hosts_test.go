@@ -106,11 +106,11 @@ func TestKeepHostsWithoutALock(t *testing.T) {
 	if changed, err := KeepHosts(t.Context(), file, run, line); err != nil || !changed {
 		t.Fatalf("%v, %v", changed, err)
 	}
-	release, err := Lock(t.Context(), filepath.Join(run, filepath.Base(ondisk.HostsLock)), time.Minute)
+	unlock, err := Lock(t.Context(), filepath.Join(run, filepath.Base(ondisk.HostsLock)), time.Minute)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer release()
+	defer unlock()
 	ended, cancel := context.WithCancel(t.Context())
 	cancel() // waiting for the lock fails
 	if changed, err := KeepHosts(ended, file, run, line); err != nil || changed {

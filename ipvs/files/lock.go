@@ -11,8 +11,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// Locks are files in RunDir, locked with flock(2). Only root can open them, and the kernel releases
-// a lock when its process ends. The files are never removed: otherwise two processes could hold the
+// Locks are files in RunDir, locked with flock(2). Only root can open them, and the kernel unlocks
+// them when the process ends. The files are never removed: otherwise two processes could hold the
 // lock of the same name.
 
 // ErrHeld means that another process holds the lock.
@@ -42,7 +42,7 @@ func UseRunDir(dir string) error {
 }
 
 // Lock locks a file. It waits for the lock for at most patience.
-func Lock(ctx context.Context, path string, patience time.Duration) (release func(), err error) {
+func Lock(ctx context.Context, path string, patience time.Duration) (unlock func(), err error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return nil, err

@@ -21,9 +21,9 @@ const (
 	Overdue // no answer to the request in time, but answers to PINGs
 	Expired // certificate expired, according to the API server's own clock too
 	Unreachable
-	Unshown  // does not show which cluster it belongs to
-	Identity // certificate of another CA, or not of a kube-apiserver
-	Reborn   // of another cluster, which has the same CA
+	Unshown   // does not show which cluster it belongs to
+	Identity  // certificate of another CA, or not of a kube-apiserver
+	Recreated // of another cluster, which has the same CA
 )
 
 func (c Outcome) String() string {
@@ -52,7 +52,7 @@ func (c Outcome) String() string {
 		return "unreachable"
 	case Unshown:
 		return "does not show which cluster it belongs to"
-	case Reborn:
+	case Recreated:
 		return "it belongs to another cluster than this node joined, with the same keys: to accept it, give this node a Site with a token of that cluster"
 	case Identity:
 		return "wrong identity: its certificate is not signed by the cluster's CA for a kube-apiserver"

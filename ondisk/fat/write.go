@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/edgebake/edgebake/configs/bytesize"
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
@@ -250,12 +251,10 @@ func allocate(g *geometry, root *file) (order []*file, next uint32, err error) {
 	visit(root)
 	if used > g.clusters {
 		return nil, 0, fmt.Errorf("the files need %s, the file system has room for %s: make the partition larger",
-			size(used*g.clusterSize()), size(g.clusters*g.clusterSize()))
+			bytesize.MiB(used*g.clusterSize()), bytesize.MiB(g.clusters*g.clusterSize()))
 	}
 	return order, uint32(used) + 2, nil
 }
-
-func size(n int64) string { return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20)) }
 
 func write(w io.WriterAt, nodes []tree.Node, blobs tree.Blobs, o Options) error {
 	g, order, next, err := prepare(nodes, o)

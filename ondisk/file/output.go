@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"syscall"
 
+	"github.com/edgebake/edgebake/configs/bytesize"
 	"golang.org/x/sys/unix"
 )
 
@@ -275,8 +276,8 @@ func CheckSpace(dir string, n int64, what string) error {
 		return nil // writing will report the error
 	}
 	if free := int64(st.Bavail) * int64(st.Bsize); free < n {
-		return fmt.Errorf("%w: directory %s has %d MiB free, too little for %s of at least %d MiB; make room or write elsewhere",
-			syscall.ENOSPC, dir, free>>20, what, (n+1<<20-1)>>20)
+		return fmt.Errorf("%w: directory %s has %s free, too little for %s of at least %s; make room or write elsewhere",
+			syscall.ENOSPC, dir, bytesize.MiB(free), what, bytesize.MiB(n))
 	}
 	return nil
 }

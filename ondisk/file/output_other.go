@@ -13,7 +13,7 @@ func openNameless(string, fs.FileMode) (*os.File, error) { return nil, errors.Er
 
 func nameIt(*os.File, string) error { return errors.ErrUnsupported }
 
-// Release does nothing: it is supported only on Linux.
-func (o *Output) Release(int64, int64) {}
+// PunchHole does nothing: it is supported only on Linux.
+func (o *Output) PunchHole(int64, int64) {}
 
 func writeBehind(*os.File, int64, int64) {}

@@ -376,7 +376,7 @@ func Skippable(dst []byte, magic uint32, content []byte) []byte {
 	return append(dst, content...)
 }
 
-// Close releases the decoder. It does not close the underlying file.
+// Close frees the decoder. It does not close the underlying file.
 func (z *Reader) Close() { z.dec.Close() }
 
 // Size returns the size of the content in bytes.

@@ -35,6 +35,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/edgebake/edgebake/configs/bytesize"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/fat"
 	"github.com/edgebake/edgebake/ondisk/tree"
@@ -143,8 +144,8 @@ func (c *Contents) encode() ([]byte, error) {
 	}
 	if _, inventory := c.Files[ondisk.SlotInventory]; inventory && len(trimmed(img.b)) > half-sectorSize {
 		total, _ := c.sizes()
-		return nil, fmt.Errorf("the Inventory and its files need %.1f MiB, but must leave half a slot (%d MiB) free: %s",
-			float64(total)/(1<<20), half>>20, smallerInventory)
+		return nil, fmt.Errorf("the Inventory and its files need %s, but must leave half a slot (%s) free: %s",
+			bytesize.MiB(int64(total)), bytesize.MiB(half), smallerInventory)
 	}
 	return img.b, readable(img)
 }
@@ -173,8 +174,8 @@ func (c *Contents) checkFiles() error {
 	}
 	// If the largest file alone is too large, the error is already in errs.
 	if total, largest := c.sizes(); total > maxFiles && int64(len(c.Files[largest])) <= SizeLimit(largest) {
-		errs = append(errs, fmt.Errorf("the Site's files have %.1f MiB, a slot has room for %d MiB: move large contents from %s to the Image (files, overlays)",
-			float64(total)/(1<<20), maxFiles>>20, largest))
+		errs = append(errs, fmt.Errorf("the Site's files have %s, a slot has room for %s: move large contents from %s to the Image (files, overlays)",
+			bytesize.MiB(int64(total)), bytesize.MiB(maxFiles), largest))
 	}
 	return errors.Join(errs...)
 }
@@ -563,22 +564,22 @@ func open(r io.ReaderAt) (*reader, error) {
 
 // readOwn reads one of edgebake's own files.
 func (in *reader) readOwn(e fat.Entry, limit int64) ([]byte, error) {
-	if err := in.admitOwn(e, limit); err != nil {
+	if err := in.checkOwn(e, limit); err != nil {
 		return nil, err
 	}
 	return in.fat.Read(e)
 }
 
-// admitOwn returns an error if one of edgebake's own files exceeds its limits.
-func (in *reader) admitOwn(e fat.Entry, limit int64) error {
+// checkOwn returns an error if one of edgebake's own files exceeds its limits.
+func (in *reader) checkOwn(e fat.Entry, limit int64) error {
 	if in.own += e.Size; in.own > maxOwn && e.Size <= limit {
 		return &fixError{fmt.Errorf("reading %s: it exists more than once", e.Path), removeStrays}
 	}
-	return in.admit(e, limit)
+	return in.checkSize(e, limit)
 }
 
-// admit returns an error if a file is too large. Otherwise it adds the file to the budget.
-func (in *reader) admit(e fat.Entry, limit int64) error {
+// checkSize returns an error if a file is too large. Otherwise it adds the file to the budget.
+func (in *reader) checkSize(e fat.Entry, limit int64) error {
 	if e.Size > limit {
 		return fmt.Errorf("reading %s: it has %d bytes, at most %d are allowed", e.Path, e.Size, limit)
 	}
@@ -589,12 +590,12 @@ func (in *reader) admit(e fat.Entry, limit int64) error {
 // read reads one of the Site's files.
 func (in *reader) read(e fat.Entry, limit int64) ([]byte, error) {
 	if in.total += e.Size; in.total > maxFiles && e.Size <= limit {
-		return nil, &fixError{fmt.Errorf("reading %s: the files of a slot have more than %d MiB", e.Path, maxFiles>>20), removeStrays}
+		return nil, &fixError{fmt.Errorf("reading %s: the files of a slot have more than %s", e.Path, bytesize.MiB(maxFiles)), removeStrays}
 	}
 	if in.checkOnly {
 		return nil, in.fat.Follow(e)
 	}
-	if err := in.admit(e, limit); err != nil {
+	if err := in.checkSize(e, limit); err != nil {
 		return nil, err
 	}
 	return in.fat.Read(e)
@@ -676,7 +677,7 @@ func (in *reader) report(e fat.Entry, room int64) ([]byte, error) {
 	if e.Size > room {
 		return nil, nil
 	}
-	if err := in.admitOwn(e, room); err != nil {
+	if err := in.checkOwn(e, room); err != nil {
 		return nil, err
 	}
 	b, err := in.fat.ReadWhile(e, page, func(block []byte) bool { return len(unpad(block)) > 0 })

@@ -119,7 +119,7 @@ func readFile(name string) (*bucket, error) {
 // lockTimeout is the time to wait for a database that is locked.
 const lockTimeout = 2 * time.Second
 
-// lockShared takes bbolt's lock on the file in shared mode. Closing the file releases the lock.
+// lockShared takes bbolt's lock on the file in shared mode. Closing the file unlocks it.
 func lockShared(f *os.File) error {
 	for until := time.Now().Add(lockTimeout); ; time.Sleep(50 * time.Millisecond) {
 		err := syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB)

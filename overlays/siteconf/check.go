@@ -32,12 +32,12 @@ type Image struct {
 // Root reads the files of an image. It follows links within the image, except that Lstat does not
 // follow the last element of its path.
 type Root interface {
-	Lstat(path string) (Found, error) // fs.ErrNotExist if there is none
+	Lstat(path string) (FileInfo, error) // fs.ErrNotExist if there is none
 	ReadFile(path string) ([]byte, error)
 }
 
-// Found describes the file at a path.
-type Found struct {
+// FileInfo describes the file at a path.
+type FileInfo struct {
 	Mode fs.FileMode
 	Link string // target, if the file is a link
 }
@@ -374,7 +374,7 @@ func (c *check) clearedAbove(p string) bool {
 	})
 }
 
-func (c *check) sameLink(p string, found Found) bool {
+func (c *check) sameLink(p string, found FileInfo) bool {
 	return slices.ContainsFunc(c.cfg.Storage.Links, func(l types.Link) bool {
 		return l.Path == p && l.Target != nil && found.Mode&fs.ModeSymlink != 0 && path.Clean(*l.Target) == path.Clean(found.Link)
 	})

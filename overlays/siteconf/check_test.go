@@ -13,18 +13,18 @@ import (
 // target of a link.
 type files map[string]string
 
-func (f files) Lstat(p string) (Found, error) {
+func (f files) Lstat(p string) (FileInfo, error) {
 	if _, ok := f[p+"/"]; ok {
-		return Found{Mode: fs.ModeDir}, nil
+		return FileInfo{Mode: fs.ModeDir}, nil
 	}
 	text, ok := f[p]
 	if !ok {
-		return Found{}, fs.ErrNotExist
+		return FileInfo{}, fs.ErrNotExist
 	}
 	if to, ok := strings.CutPrefix(text, "-> "); ok {
-		return Found{Mode: fs.ModeSymlink, Link: to}, nil
+		return FileInfo{Mode: fs.ModeSymlink, Link: to}, nil
 	}
-	return Found{}, nil
+	return FileInfo{}, nil
 }
 
 func (f files) ReadFile(p string) ([]byte, error) {

@@ -75,7 +75,7 @@ func TestPrepareVerifyRevert(t *testing.T) {
 	lc := needCluster(t)
 	c, ctx := open(t, lc, ""), t.Context()
 	// Without OpenYurt, a node pool gives one row of the table, with its fix.
-	found, err := c.Verify(ctx, cluster.Wanted{VIP: "10.103.97.9", Pools: map[string]string{"shops": "Edge"}}, lab.Endpoint)
+	found, err := c.Verify(ctx, cluster.PrepareOptions{VIP: "10.103.97.9", Pools: map[string]string{"shops": "Edge"}}, lab.Endpoint)
 	if err != nil || len(found) < 5 || !slices.ContainsFunc(found, func(f cluster.Check) bool {
 		return f.Name == "node pool shops" && f.State == cluster.CheckFailed && strings.Contains(f.Fix, "yurt-manager")
 	}) {
@@ -96,7 +96,7 @@ func TestPrepareVerifyRevert(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	wanted := cluster.Wanted{VIP: "10.103.97.9", Pools: map[string]string{"shops": "Edge", "there": "Edge"}}
+	wanted := cluster.PrepareOptions{VIP: "10.103.97.9", Pools: map[string]string{"shops": "Edge", "there": "Edge"}}
 	bad := func() []string {
 		t.Helper()
 		found, err := c.Verify(ctx, wanted, lab.Endpoint)
@@ -142,7 +142,7 @@ func TestPrepareVerifyRevert(t *testing.T) {
 		t.Errorf("a second plan: %v %v", again, err)
 	}
 	// A second Prepare, for another VIP, keeps the recorded state.
-	other := cluster.Wanted{VIP: "10.103.98.9"}
+	other := cluster.PrepareOptions{VIP: "10.103.98.9"}
 	if plan, err = c.Plan(ctx, other); err != nil || len(plan) != 1 || plan[0].NextStep() == "" {
 		t.Fatalf("%+v %v", plan, err)
 	}
@@ -196,7 +196,7 @@ func TestPrepareHalfway(t *testing.T) {
 	lc := needCluster(t)
 	c, ctx := open(t, lc, ""), t.Context()
 	was := objects(t, lc)
-	plan, err := c.Plan(ctx, cluster.Wanted{})
+	plan, err := c.Plan(ctx, cluster.PrepareOptions{})
 	if err != nil || len(plan) < 3 {
 		t.Fatal(len(plan), err)
 	}
@@ -244,7 +244,7 @@ func TestPrepareRights(t *testing.T) {
 	was := objects(t, lc)
 	var err error
 	until(t, "the reader's rights", func() bool {
-		_, err = c.Plan(ctx, cluster.Wanted{VIP: "10.103.97.9"})
+		_, err = c.Plan(ctx, cluster.PrepareOptions{VIP: "10.103.97.9"})
 		return err != nil && strings.Contains(err.Error(), "create configmaps in namespace kube-public")
 	})
 	for _, want := range []string{"create configmaps in namespace kube-public", "create roles.rbac.authorization.k8s.io in namespace kube-public", "update configmaps kube-proxy in namespace kube-system", "nothing was changed"} {

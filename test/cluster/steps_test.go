@@ -19,7 +19,7 @@ func TestPrintedStep(t *testing.T) {
 	p, lc := needPrograms(t), needCluster(t)
 	c, ctx := open(t, lc, ""), t.Context()
 	const endpoint, vip = "other.example.com", "10.103.97.9"
-	found, err := c.Verify(ctx, cluster.Wanted{VIP: vip}, endpoint)
+	found, err := c.Verify(ctx, cluster.PrepareOptions{VIP: vip}, endpoint)
 	if err != nil {
 		t.Fatal(err)
 	}

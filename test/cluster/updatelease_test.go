@@ -44,7 +44,7 @@ func TestUpdateLease(t *testing.T) {
 		var all sync.WaitGroup
 		for who, lease := range leases {
 			all.Go(func() {
-				err := lease.Take(t.Context())
+				err := lease.Acquire(t.Context())
 				mu.Lock()
 				defer mu.Unlock()
 				switch {
@@ -61,21 +61,21 @@ func TestUpdateLease(t *testing.T) {
 		}
 		holder := took[0]
 		t.Logf("round %d: %s holds the Lease", round, holder)
-		if err := leases[holder].Take(t.Context()); err != nil {
+		if err := leases[holder].Acquire(t.Context()); err != nil {
 			t.Errorf("acquiring its own Lease again: %v", err)
 		}
 		for who, lease := range leases {
 			if who == holder {
 				continue
 			}
-			if err := lease.End(t.Context()); err != nil { // the update was tried
+			if err := lease.Release(t.Context()); err != nil { // the update was tried
 				t.Errorf("%s: %v", who, err)
 			}
-			if err := lease.Take(t.Context()); err == nil {
+			if err := lease.Acquire(t.Context()); err == nil {
 				t.Errorf("%s acquired the Lease of %s", who, holder)
 			}
 		}
-		if err := leases[holder].End(t.Context()); err != nil {
+		if err := leases[holder].Release(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -32,7 +32,7 @@ func TestInstaller(t *testing.T) {
 	w.expect(vm, 0, `edgebake: installing quickstart for shop-1 on /dev/vda, 8\.6 GB, virtio in 10 seconds`)
 	w.expect(vm, 0, `edgebake: write: [4-9]0 %`)
 	vm.Cut()
-	if found, err := media.Look(w.disk(vm)); err != nil || !found.Unfinished {
+	if found, err := media.ReadDiskContent(w.disk(vm)); err != nil || !found.Unfinished {
 		t.Errorf("after the power cut: %+v %v", found, err)
 	}
 

@@ -223,7 +223,7 @@ func (w *world) pinned(vm *lab.VM, want string) {
 // system partition describes the system with this name.
 func (w *world) released(vm *lab.VM, name string) {
 	w.t.Helper()
-	w.saysOnNode(vm, "for i in $(seq 90) ; do [ -e /var/lib/edgebake/update/esp ] || break ; sleep 1 ; done ; systemctl is-failed edgebake-release ; ls /var/lib/edgebake/update ; cat /efi/edgebake/image.json",
+	w.saysOnNode(vm, "for i in $(seq 90) ; do [ -e /var/lib/edgebake/update/esp ] || break ; sleep 1 ; done ; systemctl is-failed edgebake-update-finish ; ls /var/lib/edgebake/update ; cat /efi/edgebake/image.json",
 		`"name": "`+name+`"`)
 	w.saysOnNode(vm, "[ -e /var/lib/edgebake/update/esp ] || echo removed", "removed")
 }
@@ -400,7 +400,7 @@ func (w *world) signs(doc string, serial int) string {
 // because the timer may take 15 minutes.
 func (w *world) ordered(vm *lab.VM, before *lab.Object, url, image string) *lab.Object {
 	w.t.Helper()
-	target, err := media.ReadUpdate(media.Source{Name: filepath.Join(w.lab.Dir, "www", image+".raw.zst")})
+	target, err := media.ReadUpdate(media.ImageSource{Name: filepath.Join(w.lab.Dir, "www", image+".raw.zst")})
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -19,8 +19,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// ImageEndings are the file name extensions of images.
-var ImageEndings = []string{"raw", "zst"}
+// ImageExtensions are the file name extensions of images.
+var ImageExtensions = []string{"raw", "zst"}
 
 // FileFlag declares a flag that names a file. Completion offers files with these extensions.
 func FileFlag(c *cobra.Command, to *string, name, usage string, endings ...string) {
@@ -183,7 +183,7 @@ func (d *DocumentFlags) Reader(s console.Streams) *documents.Reader {
 
 // NotInput rejects an output file that is also an input of the Site or Inventory, even with
 // --force.
-func (d *DocumentFlags) NotInput(flag, output string, read media.Read) error {
+func (d *DocumentFlags) NotInput(flag, output string, read media.SiteSource) error {
 	return errors.Join(
 		file.NotInput(flag, output, "the document", read.Name),
 		file.NotInput(flag, output, "the Ignition config", read.Ignition),
@@ -230,7 +230,7 @@ func TakesDocument(s console.Streams, c *cobra.Command, n int, here *DefaultDocu
 		usage = fmt.Sprintf("the document, if it is not given as an operand (default: the %s in the current directory)", here.what)
 	}
 	c.Flags().StringArrayVarP(&files, "filename", "f", nil, usage)
-	_ = c.MarkFlagFilename("filename", documents.Endings...)
+	_ = c.MarkFlagFilename("filename", documents.Extensions...)
 	whole := func(a []string) []string {
 		a = append(slices.Clone(a), files...)
 		if here != nil && len(a) == n {

@@ -41,7 +41,7 @@ func newClusterNew(s console.Streams) *cobra.Command {
 	var encryptTo []string
 	c := &cobra.Command{
 		Use:               "new CLUSTER --output DIR",
-		ValidArgsFunction: cli.CompleteFiles(documents.Endings),
+		ValidArgsFunction: cli.CompleteFiles(documents.Extensions),
 		Short:             "Make the keys and tokens of a new cluster, offline",
 		Long: `New makes the keys and tokens of a cluster before any of its machines is switched
 on, and writes them to DIR:
@@ -112,8 +112,8 @@ func formerFlags(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 
 func printMint(s console.Streams, dir string, change *mint.Change) {
 	r := change.Record
-	for _, e := range change.Ending {
-		s.Warn("%s\n  run the command again with --identity KEY to renew it", endingText(dir, e))
+	for _, e := range change.Expiring {
+		s.Warn("%s\n  run the command again with --identity KEY to renew it", expiryText(dir, e))
 	}
 	apply, sites := "kubectl apply -f %s", "edgebake cluster sites %s"
 	if len(r.Recipients) > 0 {
@@ -145,8 +145,8 @@ func printMint(s console.Streams, dir string, change *mint.Change) {
 	s.Note("Next: "+sites+"\n", dir)
 }
 
-// endingText describes a certificate of dir that expires soon or has expired.
-func endingText(dir string, e mint.Ending) string {
+// expiryText describes a certificate of dir that expires soon or has expired.
+func expiryText(dir string, e mint.ExpiringCertificate) string {
 	return fmt.Sprintf("%s is valid until %s", filepath.Join(dir, filepath.FromSlash(e.File)), e.End.UTC().Format(time.DateOnly))
 }
 
@@ -211,7 +211,7 @@ Once the cluster runs, stamp Sites that were written without these flags.`,
 	f := c.Flags()
 	cli.DirFlag(c, &o.Output, "output", "", "directory to write to (default DIR/sites)")
 	f.SetNormalizeFunc(formerFlags)
-	cli.FileFlag(c, &o.Inventory, "inventory", "write one Inventory to this file instead", documents.Endings...)
+	cli.FileFlag(c, &o.Inventory, "inventory", "write one Inventory to this file instead", documents.Extensions...)
 	cli.FileFlag(c, &identity, "identity", "file of the secret key that opens an encrypted DIR")
 	f.Var((*cli.Span)(&o.Bootstrap), "bootstrap", "allow etcd to start empty from now until this time has passed, e.g. 48h")
 	f.StringSliceVar(&o.Requests.Absent, "absent", nil, "control-plane `node` that never started; the cluster starts without it")
@@ -278,8 +278,8 @@ func imageToStamp() (image, first string) {
 }
 
 func printSites(s console.Streams, dir string, w *mint.WrittenSites, o mint.SitesOptions) {
-	for _, e := range w.Ending {
-		s.Warn("%s: run `edgebake cluster new` with the Cluster document and --output %s to renew it", endingText(dir, e), dir)
+	for _, e := range w.Expiring {
+		s.Warn("%s: run `edgebake cluster new` with the Cluster document and --output %s to renew it", expiryText(dir, e), dir)
 	}
 	if len(w.Renewed) > 0 {
 		s.Note("made new tokens for %s whose tokens had expired: stamp their new Sites\n", configs.Count(len(w.Renewed), "node"))

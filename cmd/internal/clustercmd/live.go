@@ -19,10 +19,10 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// wantedFlags are the VIP and the node pools for prepare and verify.
-type wantedFlags struct{ cluster.Wanted }
+// prepareFlags are the VIP and the node pools for prepare and verify.
+type prepareFlags struct{ cluster.PrepareOptions }
 
-func (w *wantedFlags) declare(c *cobra.Command) {
+func (w *prepareFlags) declare(c *cobra.Command) {
 	w.VIP, w.Pools = "10.103.97.2", map[string]string{}
 	c.Flags().Var((*address)(&w.VIP), "vip", "VIP of the Sites, which kube-proxy in mode ipvs must exclude")
 	c.Flags().Var(nodePools(w.Pools), "nodepool", "node pool that must exist, as NAME=Edge or NAME=Cloud (can be repeated)")
@@ -60,7 +60,7 @@ func (p nodePools) Set(s string) error {
 }
 
 func newClusterPrepare(s console.Streams) *cobra.Command {
-	var want wantedFlags
+	var want prepareFlags
 	var dryRun bool
 	c := onCluster(&cobra.Command{
 		Use:   "prepare",
@@ -79,7 +79,7 @@ make it. Files on control-plane nodes are never touched.`,
 		Example: `  edgebake cluster prepare --dry-run
   edgebake cluster prepare --nodepool shops=Edge`,
 	}, func(ctx context.Context, client *cluster.Client, _ []string) error {
-		plan, err := client.Plan(ctx, want.Wanted)
+		plan, err := client.Plan(ctx, want.PrepareOptions)
 		if err != nil {
 			return err
 		}
@@ -118,7 +118,7 @@ make it. Files on control-plane nodes are never touched.`,
 }
 
 func newClusterVerify(s console.Streams) *cobra.Command {
-	var want wantedFlags
+	var want prepareFlags
 	var endpoint string
 	var output console.Form
 	c := onCluster(&cobra.Command{
@@ -130,15 +130,15 @@ exit code is 1 if something is missing.`,
 		Example: `  edgebake cluster verify --nodepool shops=Edge
   edgebake cluster verify -o json`,
 	}, func(ctx context.Context, client *cluster.Client, _ []string) error {
-		found, err := client.Verify(ctx, want.Wanted, endpoint)
+		found, err := client.Verify(ctx, want.PrepareOptions, endpoint)
 		if err != nil {
 			return err
 		}
-		endings, err := client.Endings(ctx, time.Now())
+		expiring, err := client.ExpiryChecks(ctx, time.Now())
 		if err != nil {
 			return err
 		}
-		found = append(found, endings...)
+		found = append(found, expiring...)
 		bad := 0
 		for _, f := range found {
 			if f.State == cluster.CheckFailed {
@@ -242,11 +242,11 @@ With --reports it also reads what ` + "`edgebake cluster listen`" + ` has receiv
   edgebake cluster status --reports reports
   edgebake cluster status -o json`,
 	}, func(ctx context.Context, client *cluster.Client, _ []string) error {
-		endings, err := client.Endings(ctx, time.Now())
+		expiring, err := client.ExpiryChecks(ctx, time.Now())
 		if err != nil {
 			return err
 		}
-		for _, e := range endings {
+		for _, e := range expiring {
 			if e.State == cluster.CheckFailed {
 				s.Warn("%s: %s\n  to fix: %s", e.Name, e.Detail, e.Fix)
 			}

@@ -34,7 +34,7 @@ func NewPreflight(s console.Streams) *cobra.Command {
 	o := preflightFlags{shipWithin: cli.Span(72 * time.Hour)}
 	c := &cobra.Command{
 		Use:               "preflight SITE|INVENTORY",
-		ValidArgsFunction: cli.CompleteFiles(documents.Endings),
+		ValidArgsFunction: cli.CompleteFiles(documents.Extensions),
 		Short:             "Check whether machines can join their cluster",
 		Long: `Preflight checks Sites before the machines leave: names, MACs and addresses,
 networks and the VIP; with --image whether the image supports them; and the cluster,
@@ -75,7 +75,7 @@ The exit code is 1 if anything failed.`,
 		},
 	}
 	f := c.Flags()
-	cli.FileFlag(c, &o.image, "image", "image that the Sites are for", cli.ImageEndings...)
+	cli.FileFlag(c, &o.image, "image", "image that the Sites are for", cli.ImageExtensions...)
 	o.Declare(c, "kubeconfig of a user who may read tokens and nodes")
 	f.Var(&o.shipWithin, "ship-within", "time until the last machine is switched on, e.g. 72h or 14d; tokens must be valid for this time")
 	f.BoolVar(&o.offline, "offline", false, "use no network: check only the documents and the image")

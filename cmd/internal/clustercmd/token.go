@@ -59,7 +59,7 @@ fields of the machine: network, users, node type. The output holds the token; wi
 	}
 	m.cluster.Declare(c, kubeconfigUsage)
 	f := c.Flags()
-	cli.FileFlag(c, &m.output, "output", "write the Site to this file, with mode 0600 (default: standard output)", documents.Endings...)
+	cli.FileFlag(c, &m.output, "output", "write the Site to this file, with mode 0600 (default: standard output)", documents.Extensions...)
 	f.BoolVar(&m.force, "force", false, "replace an existing file")
 	f.StringVar(&m.node, "node", "", "name of the node that the token is for; it becomes the Site's nodeName")
 	f.Var((*cli.Span)(&m.ttl), "ttl", "how long the token is valid, e.g. 12h or 30d")

@@ -15,6 +15,7 @@ import (
 	"github.com/edgebake/edgebake/cmd/internal/cli"
 	"github.com/edgebake/edgebake/cmd/internal/console"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/bytesize"
 	"github.com/edgebake/edgebake/configs/forms"
 	"github.com/edgebake/edgebake/ondisk/order"
 	"github.com/spf13/cobra"
@@ -78,7 +79,7 @@ The command can be killed at any point: run again, it continues.`,
 	f.Var(&u.fetch, "fetch-timeout", "time after which a node that has not fetched everything has failed")
 	f.StringVar(&u.rollout.Order.MaxBytes, "max-bytes", "", "maximum number of bytes that each machine fetches, e.g. 20M; required for machines with a metered link")
 	f.StringVar(&u.rollout.Order.Rate, "limit-rate", "", "maximum number of bytes that each machine fetches per second, e.g. 500k")
-	cli.FileFlag(c, &u.image, "image", "local copy of the image, if this computer cannot reach IMAGE", cli.ImageEndings...)
+	cli.FileFlag(c, &u.image, "image", "local copy of the image, if this computer cannot reach IMAGE", cli.ImageExtensions...)
 	cli.FileFlag(c, &u.registry.AuthFile, "auth-file", "docker config.json with the login of the registry, for this computer (default: the user's own)", "json")
 	f.StringArrayVar(&u.from, "from", nil, "with --dry-run: an image that nodes run now, to count the bytes that they would fetch (can be repeated)")
 	f.BoolVar(&u.rollout.Retry, "retry", false, "order nodes that have failed to try again")
@@ -227,16 +228,16 @@ func (u *updateFlags) run(ctx context.Context, s console.Streams, client *cluste
 }
 
 // source returns the image as this computer reads it: the file of --image, or the URL.
-func (u *updateFlags) source(ctx context.Context) (media.Source, error) {
+func (u *updateFlags) source(ctx context.Context) (media.ImageSource, error) {
 	if u.image != "" {
-		return media.Source{Name: u.image}, nil
+		return media.ImageSource{Name: u.image}, nil
 	}
 	name := u.rollout.Order.Image
 	r, err := u.open(ctx, name)
 	if err != nil {
-		return media.Source{}, fmt.Errorf("%w; if this computer cannot reach the server, name a copy of the image with --image", err)
+		return media.ImageSource{}, fmt.Errorf("%w; if this computer cannot reach the server, name a copy of the image with --image", err)
 	}
-	return media.Source{Name: name, Remote: r, Size: r.Size()}, nil
+	return media.ImageSource{Name: name, Remote: r, Size: r.Size()}, nil
 }
 
 // ranges is an image on a server, which is read in ranges.
@@ -259,7 +260,7 @@ func (u *updateFlags) open(ctx context.Context, name string) (ranges, error) {
 }
 
 // read sets the golden digest and the description of the image that the rollout installs.
-func (u *updateFlags) read(source media.Source) error {
+func (u *updateFlags) read(source media.ImageSource) error {
 	r := &u.rollout
 	t, err := media.ReadUpdate(source)
 	switch {
@@ -278,7 +279,7 @@ func (u *updateFlags) read(source media.Source) error {
 }
 
 // costs returns the number of bytes that a node fetches, keyed by the plan of its present image.
-func (u *updateFlags) costs(source media.Source) (map[string]int64, error) {
+func (u *updateFlags) costs(source media.ImageSource) (map[string]int64, error) {
 	out := map[string]int64{u.rollout.Info.Plan: 0}
 	for _, old := range u.from {
 		i, err := media.Inspect(old)
@@ -322,7 +323,7 @@ func (u *updateFlags) print(s console.Streams, rows []cluster.UpdateRow, costs m
 			}
 			fetch := "unknown"
 			if r.Fetch != nil {
-				fetch = fmt.Sprintf("%.1f MB", float64(*r.Fetch)/1e6)
+				fetch = bytesize.MB(*r.Fetch)
 			}
 			table = append(table, []string{r.Node, r.Ring, r.State, r.Image, plan, fetch, r.Detail})
 		}

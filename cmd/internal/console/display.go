@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder"
-	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/bytesize"
 	"github.com/edgebake/edgebake/configs/printable"
 	"github.com/vbauerster/mpb/v8"
 	"github.com/vbauerster/mpb/v8/decor"
@@ -44,7 +44,7 @@ func Steps(d Display) func(step string, done, total int64) {
 	return func(step string, done, total int64) {
 		if step != current {
 			current, begun, over = step, time.Now(), false
-			d.Event(builder.Event{Step: step, State: builder.StateStart, Text: configs.HumanSize(total)})
+			d.Event(builder.Event{Step: step, State: builder.StateStart, Text: bytesize.Human(total)})
 		}
 		d.Event(builder.Event{Step: step, State: builder.StateProgress, Done: done, Total: total})
 		if done >= total && !over {
@@ -168,7 +168,7 @@ func pace(done, total int64, since time.Duration) string {
 		return ""
 	}
 	left := time.Duration(float64(since) * float64(total-done) / float64(done)).Round(time.Second)
-	return fmt.Sprintf(", %s/s, %s left", configs.HumanSize(int64(float64(done)/since.Seconds())), left)
+	return fmt.Sprintf(", %s/s, %s left", bytesize.Human(int64(float64(done)/since.Seconds())), left)
 }
 
 func (p *plainLines) Event(e builder.Event) {
@@ -197,9 +197,9 @@ func (p *plainLines) Event(e builder.Event) {
 			return
 		}
 		if e.Total > 0 {
-			line("%s of %s (%d %%)%s", configs.HumanSize(e.Done), configs.HumanSize(e.Total), e.Done*100/e.Total, pace(e.Done, e.Total, now.Sub(step.begun)))
+			line("%s of %s (%d %%)%s", bytesize.Human(e.Done), bytesize.Human(e.Total), e.Done*100/e.Total, pace(e.Done, e.Total, now.Sub(step.begun)))
 		} else {
-			line("%s", configs.HumanSize(e.Done))
+			line("%s", bytesize.Human(e.Done))
 		}
 	case builder.StateDone:
 		step.running = false
@@ -264,7 +264,7 @@ func (b *bars) Event(e builder.Event) {
 	case builder.StateProgress:
 		at.SetTotal(e.Total, false)
 		at.SetCurrent(e.Done)
-		at.set(configs.HumanSize(e.Done) + pace(e.Done, e.Total, time.Since(at.begun)))
+		at.set(bytesize.Human(e.Done) + pace(e.Done, e.Total, time.Since(at.begun)))
 	case builder.StateDone:
 		at.set("done")
 		at.SetTotal(-1, true)

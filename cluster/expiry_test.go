@@ -19,9 +19,9 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// TestEndings checks that the CA is reported in its last two years, the operator's certificate in
+// TestExpiryChecks checks that the CA is reported in its last two years, the operator's certificate in
 // its last months.
-func TestEndings(t *testing.T) {
+func TestExpiryChecks(t *testing.T) {
 	now := time.Date(2026, 11, 26, 0, 0, 0, 0, time.UTC)
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -65,7 +65,7 @@ func TestEndings(t *testing.T) {
 				t.Fatal(err)
 			}
 			c.config.CertData, c.config.KeyData = cert(tt.admin), keyPEM
-			checks, err := c.Endings(t.Context(), now)
+			checks, err := c.ExpiryChecks(t.Context(), now)
 			if err != nil {
 				t.Fatal(err)
 			}

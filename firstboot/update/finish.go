@@ -71,7 +71,7 @@ func endUpdate(ctx context.Context, e *machine.Env, how ending) error {
 	if unread != nil {
 		return errors.Join(err, unread)
 	}
-	err = errors.Join(err, releaseImages(ctx, e, image))
+	err = errors.Join(err, pinRunningImages(ctx, e, image))
 	if how == fellBack {
 		// Keep planFile: Status needs it to report the result.
 		return errors.Join(err, noteFailed(e), sweep(e, ""), e.Remove(spoolFile), e.Remove(offlineFile))
@@ -85,11 +85,11 @@ func endUpdate(ctx context.Context, e *machine.Env, how ending) error {
 	return e.RemoveAll(Dir)
 }
 
-// Release finishes an update once the machine keeps a system, new or old. It uncordons the Node,
+// Finish ends an update once the machine keeps a system, new or old. It uncordons the Node,
 // releases the Lease, unpins unlisted container images, updates image.json on the EFI system
-// partition for `stamp`, and removes downloads. UnitRelease runs it at each boot; during a trial,
-// it runs once systemd has marked the boot entry as good.
-func Release(ctx context.Context, e *machine.Env) error {
+// partition for `stamp`, and removes downloads. UnitUpdateFinish runs it at each boot; during a
+// trial, it runs once systemd has marked the boot entry as good.
+func Finish(ctx context.Context, e *machine.Env) error {
 	plan := e.Text(planFile)
 	if plan == "" {
 		return nil

@@ -13,7 +13,7 @@ func TestShare(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := Share(in, 3)
+	l := LimitPerSender(in, 3)
 	t.Cleanup(func() { l.Close() })
 	taken := make(chan net.Conn, 10)
 	go func() {
@@ -82,7 +82,7 @@ func TestCrowd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := Crowd(in, 2)
+	l := LimitTotal(in, 2)
 	t.Cleanup(func() { l.Close() })
 	dial := func() (client, server net.Conn) {
 		t.Helper()

@@ -14,9 +14,9 @@ import (
 // adminWarning is the remaining validity at which an operator's certificate is reported.
 const adminWarning = 60 * 24 * time.Hour
 
-// Endings checks when the cluster's CA and the operator's kubeconfig expire. Machines do not report
-// these dates.
-func (c *Client) Endings(ctx context.Context, now time.Time) ([]Check, error) {
+// ExpiryChecks checks when the cluster's CA and the operator's kubeconfig expire. Machines do not
+// report these dates.
+func (c *Client) ExpiryChecks(ctx context.Context, now time.Time) ([]Check, error) {
 	var out []Check
 	add := func(name string, end time.Time, before time.Duration, fix string) {
 		check := Check{Name: name, State: CheckOK, Detail: "it is valid until " + end.UTC().Format(time.DateOnly)}
@@ -27,7 +27,7 @@ func (c *Client) Endings(ctx context.Context, now time.Time) ([]Check, error) {
 	}
 	const again = "run `edgebake cluster new` with the Cluster document"
 	if info, err := c.clusterInfo(ctx); err == nil { // Verify reports the error of clusterInfo
-		end, err := kubeapi.FirstEnd(info.ca)
+		end, err := kubeapi.FirstExpiry(info.ca)
 		if err != nil {
 			return nil, err
 		}
@@ -45,7 +45,7 @@ func (c *Client) Endings(ctx context.Context, now time.Time) ([]Check, error) {
 		}
 		add(name, pair.Leaf.NotAfter, adminWarning, again+" to make a new admin.conf")
 	}
-	if end, err := kubeapi.FirstEnd(config.CAData); err == nil && now.Add(adminWarning).After(end) {
+	if end, err := kubeapi.FirstExpiry(config.CAData); err == nil && now.Add(adminWarning).After(end) {
 		add("the CA in this kubeconfig", end, adminWarning, again+" to make a new admin.conf")
 	}
 	return out, nil

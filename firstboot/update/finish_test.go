@@ -65,7 +65,7 @@ func TestRelease(t *testing.T) {
 	b := newBox(t)
 	flashed := b.espInfo()
 	b.put("efi/"+ondisk.ESPSBOM, "{}")
-	if err := Release(t.Context(), b.env()); err != nil || b.status() != "" {
+	if err := Finish(t.Context(), b.env()); err != nil || b.status() != "" {
 		t.Errorf("without an update: %v, %s", err, b.status())
 	}
 	if err := b.order(Options{Image: b.inside("new.raw.zst")}); err != nil {
@@ -79,7 +79,7 @@ func TestRelease(t *testing.T) {
 	if s := b.status(); s != "trial ROOT-B" {
 		t.Error(s)
 	}
-	if err := Release(t.Context(), b.env()); err == nil || !strings.Contains(err.Error(), "on trial") || b.espInfo().Plan != oldPlan {
+	if err := Finish(t.Context(), b.env()); err == nil || !strings.Contains(err.Error(), "on trial") || b.espInfo().Plan != oldPlan {
 		t.Errorf("on trial: %v, the ESP describes %s", err, b.espInfo().Plan)
 	}
 	// An EFI system partition that cannot be read does not end the trial.
@@ -88,14 +88,14 @@ func TestRelease(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.put("efi/loader", "")
-	if err := Release(t.Context(), b.env()); err == nil || !strings.Contains(err.Error(), "on trial") {
+	if err := Finish(t.Context(), b.env()); err == nil || !strings.Contains(err.Error(), "on trial") {
 		t.Errorf("on trial, without the boot entries: %v", err)
 	}
 	if err := errors.Join(os.Remove(loader), os.Rename(kept, loader)); err != nil {
 		t.Fatal(err)
 	}
 	b.blessed(entry)
-	if err := Release(t.Context(), b.env()); err != nil {
+	if err := Finish(t.Context(), b.env()); err != nil {
 		t.Fatal(err)
 	}
 	got := b.espInfo()
@@ -125,20 +125,20 @@ func TestReleaseOfAFailedUpdate(t *testing.T) {
 	b.cut = 0
 	spool := filepath.Join(b.root, spoolFile)
 	left := func() bool { _, err := os.Stat(spool); return err == nil }
-	if err := Release(t.Context(), b.env()); err != nil || !left() || b.status() != "interrupted ROOT-B" {
+	if err := Finish(t.Context(), b.env()); err != nil || !left() || b.status() != "interrupted ROOT-B" {
 		t.Errorf("%v, the spool is left: %v, %s", err, left(), b.status())
 	}
 	if err := b.order(Options{Image: name}); err != nil {
 		t.Fatal(err)
 	}
-	if err := Release(t.Context(), b.env()); err != nil || !left() {
+	if err := Finish(t.Context(), b.env()); err != nil || !left() {
 		t.Errorf("before the restart: %v, the spool is left: %v", err, left())
 	}
 	if err := os.Rename(filepath.Join(b.root, entryB), filepath.Join(b.root, "efi/loader/entries/edgebake-b+0-3.conf")); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if err := Release(t.Context(), b.env()); err != nil || left() || b.status() != "failed ROOT-B" || b.espInfo().Plan != oldPlan {
+		if err := Finish(t.Context(), b.env()); err != nil || left() || b.status() != "failed ROOT-B" || b.espInfo().Plan != oldPlan {
 			t.Errorf("%v, the spool is left: %v, %s, the ESP describes %s", err, left(), b.status(), b.espInfo().Plan)
 		}
 	}
@@ -254,7 +254,7 @@ func TestStatus(t *testing.T) {
 func TestAdmit(t *testing.T) {
 	s := &system{image: ondisk.ImageInfo{Plan: oldPlan, Arch: "amd64", Kubernetes: "v1.36.3"}, target: &machine.Partition{Label: ondisk.LabelRootB, Size: 1 << 30}}
 	next := ondisk.ImageInfo{Plan: newPlan, Arch: "amd64", Kubernetes: "v1.36.4"}
-	if err := s.admit(next, 1<<30); err != nil {
+	if err := s.checkMachine(next, 1<<30); err != nil {
 		t.Error(err)
 	}
 	for _, c := range []struct {
@@ -268,11 +268,11 @@ func TestAdmit(t *testing.T) {
 	} {
 		i := next
 		c.change(&i)
-		if err := s.admit(i, 1); err == nil || !strings.Contains(err.Error(), c.want) {
+		if err := s.checkMachine(i, 1); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%q is not in: %v", c.want, err)
 		}
 	}
-	if err := s.admit(next, 1<<30+1); err == nil || !strings.Contains(err.Error(), "has only 1024 MiB") {
+	if err := s.checkMachine(next, 1<<30+1); err == nil || !strings.Contains(err.Error(), "has only 1024 MiB") {
 		t.Error(err)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/edgebake/edgebake/configs/bytesize"
 	"github.com/edgebake/edgebake/firstboot/controlplane"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
@@ -76,8 +77,8 @@ func readSystem(e *machine.Env) (*system, error) {
 	return s, errors.Join(errs...)
 }
 
-// admit returns all reasons why the machine cannot be updated to an image.
-func (s *system) admit(next ondisk.ImageInfo, size int64) error {
+// checkMachine returns all reasons why the machine cannot be updated to an image.
+func (s *system) checkMachine(next ondisk.ImageInfo, size int64) error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	switch {
@@ -96,13 +97,13 @@ func (s *system) admit(next ondisk.ImageInfo, size int64) error {
 		bad("the image has serial %d, but this machine rejects serials below %d, that of its own image: build it with a higher updates.serial", next.UpdateSerial, s.image.UpdateSerial)
 	}
 	if size > s.target.Size {
-		bad("the image's root file system has %d MiB, but partition %s has only %d MiB: make it smaller, or flash the machine again", size>>20, s.target.Label, s.target.Size>>20)
+		bad("the image's root file system has %s, but partition %s has only %s: make it smaller, or flash the machine again", bytesize.MiB(size), s.target.Label, bytesize.MiB(s.target.Size))
 	}
 	if form(next) != form(s.image) {
 		bad("the image runs yurthub in another form (%s) than this machine (%s): flash the machine again", form(next), form(s.image))
 	}
 	if s.active != nil {
-		errs = append(errs, s.serves(next), s.admitControlPlane(next))
+		errs = append(errs, s.checkSite(next), s.checkControlPlane(next))
 	}
 	return errors.Join(errs...)
 }
@@ -111,8 +112,8 @@ func (s *system) admit(next ondisk.ImageInfo, size int64) error {
 // partition.
 var planForm = regexp.MustCompile(`^[0-9a-f]{16,64}$`)
 
-// serves returns an error if the image does not support this machine's Site.
-func (s *system) serves(next ondisk.ImageInfo) error {
+// checkSite returns an error if the image does not support this machine's Site.
+func (s *system) checkSite(next ondisk.ImageInfo) error {
 	own := s.active.Site
 	version := strings.TrimPrefix(own.APIVersion, "edgebake.io/")
 	if !slices.Contains(next.SiteVersions, version) {

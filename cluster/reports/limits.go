@@ -8,20 +8,20 @@ import (
 	"time"
 )
 
-// Share limits the simultaneous connections from one IPv4 address or IPv6 /64 network, and closes
-// further ones at once. So one sender cannot lock out all machines.
-func Share(l net.Listener, most int) net.Listener {
-	return &share{Listener: l, most: most, open: map[netip.Prefix]int{}}
+// LimitPerSender limits the simultaneous connections from one IPv4 address or IPv6 /64 network, and
+// closes further ones at once. So one sender cannot lock out all machines.
+func LimitPerSender(l net.Listener, most int) net.Listener {
+	return &senderLimit{Listener: l, most: most, open: map[netip.Prefix]int{}}
 }
 
-type share struct {
+type senderLimit struct {
 	net.Listener
 	most int
 	mu   sync.Mutex
 	open map[netip.Prefix]int
 }
 
-func (s *share) Accept() (net.Conn, error) {
+func (s *senderLimit) Accept() (net.Conn, error) {
 	for {
 		conn, err := s.Listener.Accept()
 		if err != nil {
@@ -32,11 +32,11 @@ func (s *share) Accept() (net.Conn, error) {
 			conn.Close()
 			continue
 		}
-		return &shared{Conn: conn, leave: sync.OnceFunc(func() { s.leave(from) })}, nil
+		return &senderConn{Conn: conn, leave: sync.OnceFunc(func() { s.leave(from) })}, nil
 	}
 }
 
-func (s *share) take(from netip.Prefix) bool {
+func (s *senderLimit) take(from netip.Prefix) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.open[from] >= s.most {
@@ -46,7 +46,7 @@ func (s *share) take(from netip.Prefix) bool {
 	return true
 }
 
-func (s *share) leave(from netip.Prefix) {
+func (s *senderLimit) leave(from netip.Prefix) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.open[from]--; s.open[from] == 0 {
@@ -54,39 +54,39 @@ func (s *share) leave(from netip.Prefix) {
 	}
 }
 
-// shared is a connection that counts toward the limit until it is closed.
-type shared struct {
+// senderConn is a connection that counts toward the limit until it is closed.
+type senderConn struct {
 	net.Conn
 	leave func()
 }
 
-func (c *shared) Close() error {
+func (c *senderConn) Close() error {
 	c.leave()
 	return c.Conn.Close()
 }
 
-// Crowd limits the connections of all addresses together. At the limit, a new connection
+// LimitTotal limits the connections of all addresses together. At the limit, a new connection
 // closes the one that has been silent for longest.
-func Crowd(l net.Listener, most int) net.Listener {
-	return &crowd{Listener: l, most: most, open: map[*member]bool{}}
+func LimitTotal(l net.Listener, most int) net.Listener {
+	return &totalLimit{Listener: l, most: most, open: map[*limitedConn]bool{}}
 }
 
-type crowd struct {
+type totalLimit struct {
 	net.Listener
 	most int
 	mu   sync.Mutex
-	open map[*member]bool
+	open map[*limitedConn]bool
 }
 
-func (c *crowd) Accept() (net.Conn, error) {
+func (c *totalLimit) Accept() (net.Conn, error) {
 	conn, err := c.Listener.Accept()
 	if err != nil {
 		return nil, err
 	}
-	m := &member{Conn: conn, crowd: c}
+	m := &limitedConn{Conn: conn, limit: c}
 	m.heard.Store(time.Now().UnixNano())
 	c.mu.Lock()
-	var silent *member
+	var silent *limitedConn
 	for o := range c.open {
 		if silent == nil || o.heard.Load() < silent.heard.Load() {
 			silent = o
@@ -101,14 +101,14 @@ func (c *crowd) Accept() (net.Conn, error) {
 	return m, nil
 }
 
-// member is a connection of a crowd, with the time at which it last sent data.
-type member struct {
+// limitedConn is a connection of a totalLimit, with the time at which it last sent data.
+type limitedConn struct {
 	net.Conn
-	crowd *crowd
+	limit *totalLimit
 	heard atomic.Int64
 }
 
-func (m *member) Read(p []byte) (int, error) {
+func (m *limitedConn) Read(p []byte) (int, error) {
 	n, err := m.Conn.Read(p)
 	if n > 0 {
 		m.heard.Store(time.Now().UnixNano())
@@ -116,10 +116,10 @@ func (m *member) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func (m *member) Close() error {
-	m.crowd.mu.Lock()
-	delete(m.crowd.open, m)
-	m.crowd.mu.Unlock()
+func (m *limitedConn) Close() error {
+	m.limit.mu.Lock()
+	delete(m.limit.open, m)
+	m.limit.mu.Unlock()
 	return m.Conn.Close()
 }
 
