@@ -63,7 +63,7 @@ func (h *hasher) work() {
 	}
 }
 
-// ready records that the first size bytes of the file are there.
+// ready records that the first size bytes of the file are valid.
 func (h *hasher) ready(size int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
