@@ -103,7 +103,7 @@ func (s *Site) validateMasterUse(probs *Problems) {
 			continue // a control-plane node is itself one of the API servers
 		}
 		if strings.EqualFold(host, s.NodeName) {
-			probs.Add(path, "%s is this node itself (nodeName); write a control-plane node", host)
+			probs.Add(path, "%s is this node itself (nodeName); write the address or name of a control-plane node", host)
 		}
 		a, err := netip.ParseAddr(host)
 		if err != nil {

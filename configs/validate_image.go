@@ -495,7 +495,7 @@ func (i *Image) validateFiles(probs *Problems) {
 			}
 		}
 		if f.Link != "" && f.Template {
-			probs.Add(p+".template", "a link has no contents to render")
+			probs.Add(p+".template", "has no effect on a link, which has no contents; remove it")
 		}
 		if f.Link != "" && f.Mode != "" {
 			probs.Add(p+".mode", "a link has no mode; remove it")

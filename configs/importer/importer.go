@@ -336,7 +336,7 @@ func (im *importer) header(line int, row []string, o Options) {
 			}
 			c.field = field
 			if other, twice := given[field]; twice && bad == "" {
-				im.problem(line, h, "sets %s, as column %q does", field, other)
+				im.problem(line, h, "sets %s, which column %q sets already", field, other)
 			}
 			given[field] = h
 		}

@@ -152,7 +152,7 @@ func TestImportNamesRowAndColumn(t *testing.T) {
 		{"name,serail\na,SN1\n", []string{`t.csv:1: column "serail": "serail" is not a field of a Site; did you mean "serial"? Name the field that it sets (--map "serail"=FIELD)`}},
 		{"name,Serial numbr\na,SN1\n", []string{`column "Serial numbr": "Serial numbr" is not a field of a Site; did you mean "serialnumber"?`}},
 		{"name,serial,labels.kubernetes.io/foo,labels.a.b/c\na,SN1,x,y z\n", []string{`t.csv:2: column "labels.kubernetes.io/foo": a kubelet may not set`, `t.csv:2: column "labels.a.b/c": `}},
-		{"name,serial,serial\na,SN1,SN2\n", []string{`t.csv:1: column "serial": sets match.serial, as column "serial" does`}},
+		{"name,serial,serial\na,SN1,SN2\n", []string{`t.csv:1: column "serial": sets match.serial, which column "serial" sets already`}},
 		{"name,,serial\na,b,SN1\n", []string{`t.csv:1: column "2": has no name`}},
 		{"name,network\na,b\n", []string{`column "network": "network" consists of several fields, so it does not fit into a cell`}},
 		{"name,masters[x]\na,b\n", []string{`column "masters[x]": "masters[x]" is not a field`}},

@@ -194,7 +194,7 @@ func (s *SystemFiles) Copy(w io.Writer, e fat.Entry) error {
 		left -= n
 	}
 	if left != 0 {
-		return fmt.Errorf("%s has %d bytes more than its clusters", e.Path, left)
+		return fmt.Errorf("%s: its size exceeds its clusters by %d bytes: the image is damaged, copy or build it again", e.Path, left)
 	}
 	return nil
 }
