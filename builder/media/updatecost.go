@@ -148,7 +148,7 @@ func (m *Image) updateCost(i *update.Image, have localChunks) (*UpdateCost, erro
 		return nil, fmt.Errorf("the chunk index lacks partition %s or %s: build it again", ondisk.LabelRootA, ondisk.LabelESP)
 	}
 	c := &UpdateCost{Index: i.Head, Requests: 1 + i.Requests, Image: m.stored, Signed: i.Signature != ""}
-	c.Root = c.spans(i, root, root.Missing(have.has))
+	c.Root = c.add(i, root, root.Missing(have.has))
 	r := m.reading(c, &c.Boot, i, esp, have)
 	files, err := update.ReadSystem(r.view, m.info.Plan)
 	if err != nil {
@@ -206,7 +206,7 @@ type reading struct {
 
 func (m *Image) reading(c *UpdateCost, bytes *int64, i *update.Image, p *chunk.Part, have localChunks) *reading {
 	r := &reading{got: map[int]bool{}, part: p, have: have}
-	r.count = func(chunks []int) { *bytes += c.spans(i, p, chunks) }
+	r.count = func(chunks []int) { *bytes += c.add(i, p, chunks) }
 	r.view = update.NewView(p, func(k int) ([]byte, error) {
 		if !r.got[k] && !have[p.Chunks[k].Sum] {
 			r.got[k] = true
@@ -221,11 +221,9 @@ func (r *reading) rest(chunks []int) {
 	r.count(slices.DeleteFunc(chunks, func(k int) bool { return r.got[k] || r.have[r.part.Chunks[k].Sum] }))
 }
 
-// spans adds the number of requests for these chunks to c, and returns their size in bytes.
-func (c *UpdateCost) spans(i *update.Image, p *chunk.Part, chunks []int) (bytes int64) {
-	for _, s := range update.Spans(chunks, func(k int) update.Place { return i.Place(p, k) }) {
-		bytes += s.To - s.From
-		c.Requests++
-	}
-	return bytes
+// add counts the requests for chunks of a part, and returns the bytes of their responses.
+func (c *UpdateCost) add(i *update.Image, p *chunk.Part, chunks []int) int64 {
+	spans := i.Spans(p, chunks)
+	c.Requests += len(spans)
+	return update.Bytes(spans)
 }

@@ -121,7 +121,7 @@ func (f *fetcher) local(c chunk.Chunk) (b []byte, ok bool) {
 func (f *fetcher) fetch(ctx context.Context, p *chunk.Part, chunks []int, take func(k int, b []byte) error) error {
 	damaged := 0
 	for len(chunks) > 0 {
-		n, err := f.span(ctx, p, f.spans(p, chunks)[0], take)
+		n, err := f.span(ctx, p, f.image.Spans(p, chunks)[0], take)
 		chunks = chunks[n:]
 		if n > 0 {
 			damaged = 0
@@ -236,19 +236,7 @@ func (f *fetcher) count(n int) {
 
 // expect adds these chunks to the expected download, and starts a phase of it.
 func (f *fetcher) expect(p *chunk.Part, chunks []int) {
-	f.total, f.begun = max(f.total, f.fetched+bytesOfSpans(f.spans(p, chunks))), time.Time{}
-}
-
-// spans returns the ranges to request for these chunks.
-func (f *fetcher) spans(p *chunk.Part, chunks []int) []update.Span {
-	return update.Spans(chunks, func(k int) update.Place { return f.image.Place(p, k) })
-}
-
-func bytesOfSpans(spans []update.Span) (n int64) {
-	for _, s := range spans {
-		n += s.To - s.From
-	}
-	return n
+	f.total, f.begun = max(f.total, f.fetched+update.Bytes(f.image.Spans(p, chunks))), time.Time{}
 }
 
 // assemble writes a part's file system to the beginning of dev, which nothing else may use. It

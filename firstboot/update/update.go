@@ -366,14 +366,14 @@ func (u *job) cost(ctx context.Context, e *machine.Env) error {
 	if err != nil {
 		return err
 	}
-	spans := append(u.fetch.spans(u.root, u.fetch.onDisk.missing(u.root, "/dev/"+u.sys.target.Name)), u.fetch.spans(u.esp, u.spool.missing(chunks))...)
+	spans := append(u.image.Spans(u.root, u.fetch.onDisk.missing(u.root, "/dev/"+u.sys.target.Name)), u.image.Spans(u.esp, u.spool.missing(chunks))...)
 	if err := u.lookAtImages(); err != nil {
 		return err
 	}
 	if n := u.new; n != nil {
-		spans = append(spans, u.fetch.spans(n.spool.part, n.spool.missing(n.chunks))...)
+		spans = append(spans, u.image.Spans(n.spool.part, n.spool.missing(n.chunks))...)
 	}
-	need := bytesOfSpans(spans)
+	need := update.Bytes(spans)
 	u.fetch.total = u.fetch.fetched + need
 	if !u.o.remote() {
 		return nil

@@ -49,6 +49,14 @@ func Spans(frames []int, place func(frame int) Place) []Span {
 	return out
 }
 
+// Bytes returns the size of all spans.
+func Bytes(spans []Span) (n int64) {
+	for _, s := range spans {
+		n += s.To - s.From
+	}
+	return n
+}
+
 // View reads the file system of a part through its chunks. It is not safe for concurrent use.
 type View struct {
 	part   *chunk.Part

@@ -93,6 +93,11 @@ func (i *Image) Place(p *chunk.Part, k int) Place {
 	return Place{e.Offset, e.Offset + e.Compressed}
 }
 
+// Spans returns the ranges to request for chunks of part p.
+func (i *Image) Spans(p *chunk.Part, chunks []int) []Span {
+	return Spans(chunks, func(k int) Place { return i.Place(p, k) })
+}
+
 // tail reads the end of a file with few requests.
 type tail struct {
 	r        io.ReaderAt
