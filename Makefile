@@ -8,9 +8,9 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # These compile Kubernetes and boot machines.
 GUESTS := ./test/cluster ./test/e2e ./test/ipvs
 # -short leaves out their long tests.
-LONG := ./builder ./cmd/edgebake ./ondisk/ext4 ./firstboot ./firstboot/apply ./firstboot/update ./packaging
+LONG := ./builder ./cmd/edgebake ./ondisk/ext4 ./firstboot ./firstboot/apply ./firstboot/controlplane ./firstboot/join ./firstboot/member ./firstboot/update ./packaging
 # The packages with the slowest tests run first.
-SLOWEST := ./firstboot ./cmd/edgebake ./builder ./builder/media ./firstboot/update ./ipvs ./test/yurthub
+SLOWEST := ./firstboot ./firstboot/controlplane ./cmd/edgebake ./builder ./builder/media ./firstboot/update ./ipvs ./test/yurthub
 UNIT = $(SLOWEST) $$(go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | grep -vE '/test/(cluster|ipvs|e2e|walls|bench/.*)$$')
 
 # As in builder/agents.go: an image must not depend on the directory in which edgebake was

@@ -26,11 +26,6 @@ import (
 
 const slip = "192.0.2.91:6443"
 
-// withMasters returns the tests' Site with other API servers.
-func (w *world) withMasters(masters string, lines ...string) string {
-	return strings.Replace(w.Site(lines...), "192.0.2.11:6443, 192.0.2.12:6443, 192.0.2.13:6443", masters, 1)
-}
-
 // TestSlipInMasters checks a corrected list of API servers of which none answers. The node keeps
 // the former list, even after a restart, until one of them answers.
 func TestSlipInMasters(t *testing.T) {
@@ -41,7 +36,7 @@ func TestSlipInMasters(t *testing.T) {
 	}{{"native", nativeWorld}, {"edge", edgeWorld}} {
 		t.Run(c.name, func(t *testing.T) {
 			w := c.world(t)
-			if err := w.boot(); err != nil {
+			if err := w.Boot(); err != nil {
 				t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 			}
 			node := strings.Split(w.SlotSite(worldtest.SlotDevice), "\n")
@@ -52,10 +47,10 @@ func TestSlipInMasters(t *testing.T) {
 				}
 			}
 			w.Cluster.Down[slip] = true
-			w.Stamp(worldtest.SlotDevice, w.withMasters(slip, lines...))
+			w.Stamp(worldtest.SlotDevice, w.SiteWithMasters(slip, lines...))
 			for range 2 {
 				w.PowerOn()
-				if err := w.boot(); err != nil {
+				if err := w.Boot(); err != nil {
 					t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 				}
 				for _, m := range []string{"192.0.2.11:6443", "192.0.2.13:6443", slip} {
@@ -73,7 +68,7 @@ func TestSlipInMasters(t *testing.T) {
 			w.Cluster.OtherClusters = map[string]*worldtest.Cluster{slip: other}
 			w.Cluster.Down[slip] = false
 			w.PowerOn()
-			if err := w.boot(); err != nil {
+			if err := w.Boot(); err != nil {
 				t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 			}
 			if !strings.Contains(w.Get(ondisk.IPVSConfig), "192.0.2.11:6443") {
@@ -82,7 +77,7 @@ func TestSlipInMasters(t *testing.T) {
 			// The list was correct after all.
 			w.Cluster.OtherClusters = nil
 			w.PowerOn()
-			if err := w.boot(); err != nil {
+			if err := w.Boot(); err != nil {
 				t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 			}
 			if conf := w.Get(ondisk.IPVSConfig); strings.Contains(conf, "192.0.2.11:6443") || !strings.Contains(conf, slip) {
@@ -99,19 +94,19 @@ func TestSlipInMasters(t *testing.T) {
 func TestSlipInMastersOffline(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatal(err)
 	}
-	w.Stamp(worldtest.SlotDevice, w.withMasters(slip))
+	w.Stamp(worldtest.SlotDevice, w.SiteWithMasters(slip))
 	w.PowerOn()
 	w.Offline, w.Patience = true, 5*time.Minute
-	if err := w.boot(); err == nil {
+	if err := w.Boot(); err == nil {
 		t.Fatal("first boot succeeded although no API server answers")
 	}
 	w.PowerOn()
 	w.Offline, w.Patience = false, 30*time.Minute
 	w.Cluster.Down[slip] = true
-	if err := w.boot(); err != nil || !strings.Contains(w.Get(ondisk.IPVSConfig), "192.0.2.11:6443") {
+	if err := w.Boot(); err != nil || !strings.Contains(w.Get(ondisk.IPVSConfig), "192.0.2.11:6443") {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 }
@@ -121,13 +116,13 @@ func TestSlipInMastersOffline(t *testing.T) {
 func TestOneOfTheNewMastersProves(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatal(err)
 	}
 	w.Cluster.Down[slip] = true
-	w.Stamp(worldtest.SlotDevice, w.withMasters(slip+", 192.0.2.12:6443"))
+	w.Stamp(worldtest.SlotDevice, w.SiteWithMasters(slip+", 192.0.2.12:6443"))
 	w.PowerOn()
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	if conf := w.Get(ondisk.IPVSConfig); strings.Contains(conf, "192.0.2.11:6443") || !strings.Contains(conf, "192.0.2.12:6443") {
@@ -135,7 +130,7 @@ func TestOneOfTheNewMastersProves(t *testing.T) {
 	}
 	// The next boot has nothing to do.
 	w.PowerOn()
-	if err := w.boot(); err != nil || slices.ContainsFunc(w.EffectNames, func(n string) bool { return strings.Contains(n, member.ProvenFile) }) {
+	if err := w.Boot(); err != nil || slices.ContainsFunc(w.EffectNames, func(n string) bool { return strings.Contains(n, member.ProvenFile) }) {
 		t.Errorf("%v: %s", err, w.EffectNames)
 	}
 }
@@ -163,45 +158,45 @@ func TestMasterComesBackWithoutTheName(t *testing.T) {
 		}
 	}
 	start := func(t *testing.T) *world {
-		w := newWorld(t, "testdata/machine.txtar", "apiserver.cluster.local")
+		w := newWorld(t, "apiserver.cluster.local")
 		w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken))
 		return w
 	}
 	t.Run("away during the join", func(t *testing.T) {
 		w := start(t)
 		w.Cluster.Down[third] = true
-		if err := w.boot(); err != nil {
+		if err := w.Boot(); err != nil {
 			t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 		}
 		wantName(t, w, "")
 		w.Cluster.Down[third] = false
 		w.namedAs(third, "kubernetes")
 		w.PowerOn()
-		w.mustBoot()
+		w.MustBoot()
 		wantName(t, w, kubeapi.SharedName)
 	})
 	t.Run("all get the name", func(t *testing.T) { // kubelet joined with the shared name
 		w := start(t)
 		w.namedAs(third, "kubernetes")
-		w.mustBoot()
+		w.MustBoot()
 		wantName(t, w, kubeapi.SharedName)
 		w.Cluster.OtherClusters = nil
 		w.Cluster.Down[third] = true
 		w.PowerOn()
-		w.mustBoot()
+		w.MustBoot()
 		wantName(t, w, kubeapi.SharedName) // the third's certificate may still lack it
 		w.Cluster.Down[third] = false
 		w.PowerOn()
-		w.mustBoot()
+		w.MustBoot()
 		wantName(t, w, "")
 		w.PowerOn()
-		if w.mustBoot(); slices.Contains(w.EffectNames, "restart kubelet.service") {
+		if w.MustBoot(); slices.Contains(w.EffectNames, "restart kubelet.service") {
 			t.Errorf("kubelet was restarted once more: %s", w.EffectNames)
 		}
 	})
 	t.Run("first boot runs again until it is back", func(t *testing.T) {
 		w := start(t)
-		if err := w.boot(); err != nil {
+		if err := w.Boot(); err != nil {
 			t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 		}
 		if w.Units[ondisk.UnitAgain] != "" {
@@ -210,27 +205,27 @@ func TestMasterComesBackWithoutTheName(t *testing.T) {
 		w.PowerOn()
 		w.Cluster.Down[third] = true
 		for range 2 {
-			if err := w.boot(); err != nil || w.Units[ondisk.UnitAgain] != "active" {
+			if err := w.Boot(); err != nil || w.Units[ondisk.UnitAgain] != "active" {
 				t.Fatalf("the timer is %q; %v\n%s", w.Units[ondisk.UnitAgain], err, strings.Join(w.Console, "\n"))
 			}
 		}
 		// The timer has run first boot, and the third API server is back without the name.
 		w.Cluster.Down[third] = false
 		w.namedAs(third, "kubernetes")
-		if err := w.boot(); err != nil || w.Units[ondisk.UnitAgain] != "inactive" {
+		if err := w.Boot(); err != nil || w.Units[ondisk.UnitAgain] != "inactive" {
 			t.Fatalf("the timer is %q; %v\n%s", w.Units[ondisk.UnitAgain], err, strings.Join(w.Console, "\n"))
 		}
 		wantName(t, w, kubeapi.SharedName)
 	})
 	t.Run("exchanged later", func(t *testing.T) {
 		w := start(t)
-		if err := w.boot(); err != nil {
+		if err := w.Boot(); err != nil {
 			t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 		}
 		wantName(t, w, "")
 		w.namedAs(third, "kubernetes")
 		w.PowerOn()
-		if err := w.boot(); err != nil {
+		if err := w.Boot(); err != nil {
 			t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 		}
 		wantName(t, w, kubeapi.SharedName)
@@ -238,32 +233,32 @@ func TestMasterComesBackWithoutTheName(t *testing.T) {
 			t.Error("kubelet was not restarted")
 		}
 		w.PowerOn()
-		if err := w.boot(); err != nil || slices.Contains(w.EffectNames, "restart kubelet.service") {
+		if err := w.Boot(); err != nil || slices.Contains(w.EffectNames, "restart kubelet.service") {
 			t.Errorf("kubelet was restarted a second time: %v %s", err, w.EffectNames)
 		}
 	})
 	t.Run("only the endpoint's name", func(t *testing.T) {
 		w := start(t)
 		w.Cluster.Down[third] = true
-		if err := w.boot(); err != nil {
+		if err := w.Boot(); err != nil {
 			t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 		}
 		w.Cluster.Down[third] = false
 		w.namedAs(third, "apiserver.cluster.local")
 		w.PowerOn()
-		if err := w.boot(); err != nil {
+		if err := w.Boot(); err != nil {
 			t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 		}
 		wantName(t, w, "")
 	})
 	t.Run("neither name", func(t *testing.T) {
 		w := start(t)
-		if err := w.boot(); err != nil {
+		if err := w.Boot(); err != nil {
 			t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 		}
 		w.namedAs(third, "elsewhere")
 		w.PowerOn()
-		if err := w.boot(); err != nil { // the others serve
+		if err := w.Boot(); err != nil { // the others serve
 			t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 		}
 		wantName(t, w, "")
@@ -274,27 +269,27 @@ func TestMasterComesBackWithoutTheName(t *testing.T) {
 // server that was down before turns out to have a certificate without the endpoint's name.
 func TestYurthubsEndpointIsLookedAtAgain(t *testing.T) {
 	const third = "192.0.2.13:6443"
-	w := newWorld(t, "testdata/machine.txtar", "apiserver.cluster.local")
+	w := newWorld(t, "apiserver.cluster.local")
 	w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken, "nodeType: edge", "nodePool: shanghai"))
 	w.Cluster.Down[third] = true
-	w.mustBoot()
+	w.MustBoot()
 	if !strings.Contains(w.Get(hub.EnvFile), "--server-addr=https://apiserver.cluster.local:6443,") {
 		t.Fatalf("yurthub's arguments:\n%s", w.Get(hub.EnvFile))
 	}
 	w.PowerOn()
-	w.mustBoot()
+	w.MustBoot()
 	if slices.Contains(w.EffectNames, "restart "+openyurt.Unit) {
 		t.Error("yurthub was restarted while that master still does not answer")
 	}
 	w.Cluster.Down[third] = false
 	w.namedAs(third, "kubernetes")
 	w.PowerOn()
-	w.mustBoot()
+	w.MustBoot()
 	if strings.Contains(w.Get(hub.EnvFile), "https://apiserver.cluster.local:6443") || !slices.Contains(w.EffectNames, "restart "+openyurt.Unit) {
 		t.Errorf("yurthub's arguments have a master that it rejects:\n%s", w.Get(hub.EnvFile))
 	}
 	w.PowerOn()
-	w.mustBoot()
+	w.MustBoot()
 	if slices.Contains(w.EffectNames, "restart "+openyurt.Unit) {
 		t.Error("yurthub was restarted once more")
 	}
@@ -305,8 +300,8 @@ func TestYurthubsEndpointIsLookedAtAgain(t *testing.T) {
 func TestFormerMastersAreAWay(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.mustBoot()
-	w.Stamp(worldtest.SlotDevice, w.withMasters("198.51.100.91:6443"))
+	w.MustBoot()
+	w.Stamp(worldtest.SlotDevice, w.SiteWithMasters("198.51.100.91:6443"))
 	w.PowerOn()
 	w.Offline, w.HasRoute = true, true
 	w.Units[ondisk.UnitIPVSCare] = "active"
@@ -331,12 +326,12 @@ func TestFormerMastersAreAWay(t *testing.T) {
 func TestFormerMastersAreNoneOfTheOtherCluster(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.mustBoot()
+	w.MustBoot()
 	own := w.Cluster.Pin
 	w.Cluster.Down[slip] = true
-	w.Stamp(worldtest.SlotDevice, strings.Replace(w.withMasters(slip, worldtest.WithToken), own, worldtest.NewCluster(t).Pin, 1))
+	w.Stamp(worldtest.SlotDevice, strings.Replace(w.SiteWithMasters(slip, worldtest.WithToken), own, worldtest.NewCluster(t).Pin, 1))
 	w.PowerOn()
-	if err := w.boot(); err == nil {
+	if err := w.Boot(); err == nil {
 		t.Fatal("the machine moved to a cluster that does not answer")
 	}
 	if !w.ConsoleHas("the Site's cluster to accept the token ("+slip+")") || w.ConsoleHas("belongs to another cluster") || w.ConsoleHas("192.0.2.11:6443") {
@@ -371,14 +366,14 @@ func TestAllAPIServersWereReplaced(t *testing.T) {
 				return s
 			}
 			w.Stamp(worldtest.SlotDevice, site(worldtest.WithToken))
-			w.mustBoot()
+			w.MustBoot()
 			for _, m := range siteMasters {
 				w.Cluster.Down[m] = true
 			}
 			w.learn(siteMasters...)
 			conf := w.Get(ondisk.IPVSConfig)
 			w.PowerOn()
-			w.mustBoot()
+			w.MustBoot()
 			if w.Get(ondisk.IPVSConfig) != conf {
 				t.Error("ipvscare's configuration has another list, so ipvscare drops the learned one")
 			}
@@ -388,7 +383,7 @@ func TestAllAPIServersWereReplaced(t *testing.T) {
 			w.Stamp(worldtest.SlotDevice, site(worldtest.WithToken))
 			w.PowerOn()
 			w.Patience = time.Hour
-			if w.mustBoot(); w.Joins != 2 {
+			if w.MustBoot(); w.Joins != 2 {
 				t.Errorf("kubeadm joined %d times", w.Joins)
 			}
 		})
@@ -401,14 +396,14 @@ func TestAddressOfAReplacedAPIServer(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	w.Stamp(worldtest.SlotDevice, strings.Replace(w.Site(worldtest.WithToken, "ipvs: {learnMasters: true}"), "caCertHashes: ['"+w.Cluster.Pin+"']", "unsafeSkipCAVerification: true", 1))
-	w.mustBoot()
+	w.MustBoot()
 	w.Cluster.OtherClusters = map[string]*worldtest.Cluster{siteMasters[0]: worldtest.NewCluster(t)}
 	for _, m := range siteMasters[1:] {
 		w.Cluster.Down[m] = true
 	}
 	w.learn(siteMasters...)
 	w.PowerOn()
-	if w.mustBoot(); w.ConsoleHas("do not belong to the cluster that this machine has joined") {
+	if w.MustBoot(); w.ConsoleHas("do not belong to the cluster that this machine has joined") {
 		t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
 }
@@ -419,15 +414,15 @@ func TestSlipInMastersOfANodeThatLearned(t *testing.T) {
 	t.Parallel()
 	const learns = "ipvs: {learnMasters: true}"
 	w := nativeWorld(t, learns)
-	w.mustBoot()
+	w.MustBoot()
 	for _, m := range append(slices.Clone(siteMasters), slip) {
 		w.Cluster.Down[m] = true
 	}
 	w.learn(siteMasters...)
-	w.Stamp(worldtest.SlotDevice, w.withMasters(slip, learns))
+	w.Stamp(worldtest.SlotDevice, w.SiteWithMasters(slip, learns))
 	for range 2 {
 		w.PowerOn()
-		w.mustBoot()
+		w.MustBoot()
 		for _, m := range []string{siteMasters[0], learnedMaster, slip} {
 			if conf := w.Get(ondisk.IPVSConfig); strings.Count(conf, m) != 1 {
 				t.Errorf("ipvscare's configuration lacks %s:\n%s", m, conf)
@@ -438,7 +433,7 @@ func TestSlipInMastersOfANodeThatLearned(t *testing.T) {
 	// The list was correct after all.
 	w.Cluster.Down[slip] = false
 	w.PowerOn()
-	w.mustBoot()
+	w.MustBoot()
 	if conf := w.Get(ondisk.IPVSConfig); strings.Contains(conf, learnedMaster) || strings.Contains(conf, siteMasters[0]) || !strings.Contains(conf, slip) {
 		t.Errorf("the old API servers are still in ipvscare's configuration:\n%s", conf)
 	}
@@ -449,13 +444,13 @@ func TestSlipInMastersOfANodeThatLearned(t *testing.T) {
 func TestEndpointIsAWay(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.mustBoot()
+	w.MustBoot()
 	address := network.NodeAddress(w.Env())
 	for _, m := range siteMasters {
 		w.Cluster.Down[m] = true
 	}
 	w.PowerOn()
-	if w.mustBoot(); network.NodeAddress(w.Env()) != address {
+	if w.MustBoot(); network.NodeAddress(w.Env()) != address {
 		t.Errorf("the address is %s", network.NodeAddress(w.Env()))
 	}
 }
@@ -477,7 +472,7 @@ func TestWhatIsLearnedCounts(t *testing.T) {
 	if got := learned(learns); got != nil {
 		t.Errorf("a machine that is in no cluster: %q", got)
 	}
-	w.mustBoot()
+	w.MustBoot()
 	w.learn(siteMasters...)
 	if got := learned(learns); !slices.Equal(got, []string{learnedMaster}) {
 		t.Errorf("%q", got)
@@ -505,19 +500,19 @@ func TestMarksLastUntilPowerOff(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	w.Cluster.ServiceSubnet = "10.96.0.0/12" // the VIP is in it
-	w.mustBoot()
+	w.MustBoot()
 	w.Cluster.Down[slip] = true
-	w.Stamp(worldtest.SlotDevice, w.withMasters(slip))
+	w.Stamp(worldtest.SlotDevice, w.SiteWithMasters(slip))
 	w.FSUUIDs = map[string][16]byte{"/dev/vda3": {1}, "/dev/vda5": {1}} // and these UUIDs do not change
 	w.PowerOn()
-	w.mustBoot()
+	w.MustBoot()
 	warnings := []string{"the VIP 10.103.97.2 is in the cluster's service range", "previous ones stay in use too"}
 	for _, words := range warnings {
 		if !w.ConsoleHas(words) {
 			t.Fatalf("the console does not have %q:\n%s", words, strings.Join(w.Console, "\n"))
 		}
 	}
-	if count(w.EffectNames, "run tune2fs") != 2 {
+	if w.EffectCount("run tune2fs") != 2 {
 		t.Fatalf("%q", w.EffectNames)
 	}
 	ended := func() {
@@ -530,21 +525,21 @@ func TestMarksLastUntilPowerOff(t *testing.T) {
 	}
 	for range 2 {
 		ended()
-		w.mustBoot()
+		w.MustBoot()
 		for _, words := range warnings {
 			if w.ConsoleHas(words) {
 				t.Errorf("the message is repeated: %s", words)
 			}
 		}
-		if count(w.EffectNames, ondisk.UnitIPVSCare) != 0 || count(w.EffectNames, "run tune2fs") != 0 {
+		if w.EffectCount(ondisk.UnitIPVSCare) != 0 || w.EffectCount("run tune2fs") != 0 {
 			t.Errorf("%q", w.EffectNames)
 		}
 	}
 	// Another wrong list is reported.
 	ended()
 	w.Cluster.Down["198.51.100.92:6443"] = true
-	w.Stamp(worldtest.SlotDevice, w.withMasters("198.51.100.92:6443"))
-	if w.mustBoot(); !w.ConsoleHas("(198.51.100.92:6443): the previous ones stay") {
+	w.Stamp(worldtest.SlotDevice, w.SiteWithMasters("198.51.100.92:6443"))
+	if w.MustBoot(); !w.ConsoleHas("(198.51.100.92:6443): the previous ones stay") {
 		t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
 	// ipvscare is not restarted while it serves the endpoint, even if the phase has other work.
@@ -557,7 +552,7 @@ func TestMarksLastUntilPowerOff(t *testing.T) {
 		t.Errorf("%v, %q", err, w.EffectNames)
 	}
 	w.Cluster.Down[worldtest.Endpoint] = true
-	if err := join.StartIPVSCare(t.Context(), w.Env(), site, false); count(w.EffectNames, "restart "+ondisk.UnitIPVSCare) != 1 {
+	if err := join.StartIPVSCare(t.Context(), w.Env(), site, false); w.EffectCount("restart "+ondisk.UnitIPVSCare) != 1 {
 		t.Errorf("%v, %q", err, w.EffectNames)
 	}
 }

@@ -21,7 +21,7 @@ const bySerial = "- {name: berlin, match: {serial: SN0042}, credentials: {token:
 // is 0, by a person, without space for claims.
 func (w *world) claimable(size int, sites ...string) {
 	w.T.Helper()
-	w.plug("")
+	w.Plug("")
 	img := worldtest.NewMemDevice(make([]byte, 16<<20))
 	file := func(name string, b []byte) tree.Node {
 		return tree.Node{Path: name, Inode: &tree.Inode{Mode: tree.ModeRegular | 0o644, Data: tree.Bytes(b)}}
@@ -33,7 +33,7 @@ func (w *world) claimable(size int, sites ...string) {
 	if err := fat.Write(img, nodes, nil, fat.Options{Type: 16, Label: ondisk.LabelSlot, Size: 16 << 20, SectorSize: 512}); err != nil {
 		w.T.Fatal(err)
 	}
-	w.Slots[stickDev] = img
+	w.Slots[worldtest.StickDevice] = img
 }
 
 // another returns a second machine with the same serial number. It has the
@@ -43,12 +43,12 @@ func (w *world) another(t *testing.T, uuid, mac string) *world {
 	o := first(t, 4096, bySerial)
 	o.Put("/sys/class/dmi/id/product_uuid", uuid+"\n")
 	o.Put("/sys/class/net/eth0/address", mac+"\n")
-	claims, err := slot.ReadClaims(w.Slots[stickDev])
+	claims, err := slot.ReadClaims(w.Slots[worldtest.StickDevice])
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range claims {
-		if err := slot.WriteClaim(o.Slots[stickDev], c); err != nil {
+		if err := slot.WriteClaim(o.Slots[worldtest.StickDevice], c); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -75,14 +75,14 @@ func first(t *testing.T, size int, sites ...string) *world {
 func TestTwoMachinesClaimOneSite(t *testing.T) {
 	t.Parallel()
 	w := first(t, 4096, bySerial)
-	before := w.Slots[stickDev].Clone()
-	w.mustBoot()
-	claims, err := slot.ReadClaims(w.Slots[stickDev])
+	before := w.Slots[worldtest.StickDevice].Clone()
+	w.MustBoot()
+	claims, err := slot.ReadClaims(w.Slots[worldtest.StickDevice])
 	if err != nil || len(claims) != 1 || claims[0].Site != "berlin" || claims[0].Serial != "SN0042" || claims[0].UUID != ownUUID || !slices.Contains(claims[0].MACs, ownMAC) {
 		t.Fatalf("%+v %v", claims, err)
 	}
 	// Only the claim on the stick has changed.
-	a, b := before.Written(), w.Slots[stickDev].Written()
+	a, b := before.Written(), w.Slots[worldtest.StickDevice].Written()
 	if i := bytes.Index(b, []byte("edgebake claim 1 ")); i < 0 || !bytes.Equal(a[:min(i, len(a))], b[:min(i, len(a))]) {
 		t.Error("the stick has other changes")
 	}
@@ -92,7 +92,7 @@ func TestTwoMachinesClaimOneSite(t *testing.T) {
 		"one UUID for all boards":   w.another(t, ownUUID, otherMAC),
 		"no UUID, and another card": w.another(t, "FFFFFFFF-FFFF-FFFF-FFFF-FFFFFFFFFFFF", otherMAC),
 	} {
-		if err := other.boot(); err == nil {
+		if err := other.Boot(); err == nil {
 			t.Errorf("%s: first boot succeeded, want an error", name)
 		}
 		if !other.ConsoleHas("another machine already uses its Site berlin (MAC "+ownMAC+", serial SN0042, UUID "+ownUUID) || !other.ConsoleHas("delete claims.txt from the stick") {
@@ -104,7 +104,7 @@ func TestTwoMachinesClaimOneSite(t *testing.T) {
 		// Without the claim, this machine may use the Site.
 		other.claimable(4096, bySerial)
 		other.PowerOn()
-		other.mustBoot()
+		other.MustBoot()
 		if s := other.State(); s.Node != "berlin" {
 			t.Errorf("%s: node %s", name, s.Node)
 		}
@@ -123,17 +123,17 @@ func TestACardGoesFromBoardToBoard(t *testing.T) {
 		return w
 	}
 	w := board("10000000AAAA1111")
-	w.mustBoot()
-	claims, err := slot.ReadClaims(w.Slots[stickDev])
+	w.MustBoot()
+	claims, err := slot.ReadClaims(w.Slots[worldtest.StickDevice])
 	if err != nil || len(claims) != 1 {
 		t.Fatalf("%+v %v", claims, err)
 	}
 	for serial, same := range map[string]bool{"10000000BBBB2222": false, "10000000aaaa1111": true, "": true} {
 		other := board(serial)
-		if err := slot.WriteClaim(other.Slots[stickDev], claims[0]); err != nil {
+		if err := slot.WriteClaim(other.Slots[worldtest.StickDevice], claims[0]); err != nil {
 			t.Fatal(err)
 		}
-		if err := other.boot(); (err == nil) != same || other.ConsoleHas("another machine already uses its Site berlin") == same {
+		if err := other.Boot(); (err == nil) != same || other.ConsoleHas("another machine already uses its Site berlin") == same {
 			t.Errorf("serial %q: %v\n%s", serial, err, strings.Join(other.Console, "\n"))
 		}
 	}
@@ -144,7 +144,7 @@ func TestACardGoesFromBoardToBoard(t *testing.T) {
 func TestTheSameMachineComesAgain(t *testing.T) {
 	t.Parallel()
 	w := first(t, 4096, bySerial)
-	w.mustBoot()
+	w.MustBoot()
 	for _, mac := range []string{ownMAC, otherMAC} {
 		again := w.another(t, ownUUID, mac)
 		if mac == otherMAC {
@@ -153,11 +153,11 @@ func TestTheSameMachineComesAgain(t *testing.T) {
 			again.Put("/sys/class/net/eth1/device/vendor", "")
 		}
 		again.SetClock(again.Now.AddDate(-3, 0, 0))
-		again.mustBoot()
+		again.MustBoot()
 		if s := again.State(); s.Node != "berlin" {
 			t.Errorf("node %s", s.Node)
 		}
-		if claims, err := slot.ReadClaims(again.Slots[stickDev]); err != nil || len(claims) != 1 {
+		if claims, err := slot.ReadClaims(again.Slots[worldtest.StickDevice]); err != nil || len(claims) != 1 {
 			t.Errorf("%+v %v", claims, err)
 		}
 	}
@@ -168,19 +168,19 @@ func TestTheSameMachineComesAgain(t *testing.T) {
 func TestReplacedMachine(t *testing.T) {
 	t.Parallel()
 	w := first(t, 4096, "- {name: berlin, match: {uuid: "+ownUUID+"}, credentials: {token: "+worldtest.TestToken+"}}")
-	w.mustBoot()
-	claims, err := slot.ReadClaims(w.Slots[stickDev])
+	w.MustBoot()
+	claims, err := slot.ReadClaims(w.Slots[worldtest.StickDevice])
 	if err != nil || len(claims) != 1 {
 		t.Fatalf("%v %v", claims, err)
 	}
 	o := first(t, 4096, "- {name: berlin, match: {uuid: "+otherUUID+"}, credentials: {token: "+worldtest.TestToken+"}}")
-	if err := slot.WriteClaim(o.Slots[stickDev], claims[0]); err != nil {
+	if err := slot.WriteClaim(o.Slots[worldtest.StickDevice], claims[0]); err != nil {
 		t.Fatal(err)
 	}
 	o.Put("/sys/class/dmi/id/product_uuid", otherUUID+"\n")
 	o.Put("/sys/class/net/eth0/address", otherMAC+"\n")
-	o.mustBoot()
-	claims, err = slot.ReadClaims(o.Slots[stickDev])
+	o.MustBoot()
+	claims, err = slot.ReadClaims(o.Slots[worldtest.StickDevice])
 	if err != nil || len(claims) != 1 || claims[0].UUID != otherUUID {
 		t.Errorf("%+v %v", claims, err)
 	}
@@ -191,13 +191,13 @@ func TestReplacedMachine(t *testing.T) {
 func TestStickWithoutNotes(t *testing.T) {
 	t.Parallel()
 	w := first(t, 0, bySerial)
-	w.mustBoot()
+	w.MustBoot()
 	if s := w.State(); s.Node != "berlin" || w.ConsoleHas("recording on stick") {
 		t.Errorf("node %s\n%s", s.Node, strings.Join(w.Console, "\n"))
 	}
 	w = first(t, 4096, bySerial)
-	w.ReadOnly = map[string]bool{stickDev: true}
-	w.mustBoot()
+	w.ReadOnly = map[string]bool{worldtest.StickDevice: true}
+	w.MustBoot()
 	if s := w.State(); s.Node != "berlin" || !w.ConsoleHas("recording on stick /dev/sdb1 that this machine uses the Site berlin") {
 		t.Errorf("node %s\n%s", s.Node, strings.Join(w.Console, "\n"))
 	}
@@ -208,21 +208,21 @@ func TestStickWithoutNotes(t *testing.T) {
 func TestPowerCutInAClaim(t *testing.T) {
 	t.Parallel()
 	w := first(t, 4096, bySerial)
-	whole := w.clone(t)
-	whole.mustBoot()
-	from := slices.Index(whole.EffectNames, "claim "+stickDev)
+	whole := w.Clone(t)
+	whole.MustBoot()
+	from := slices.Index(whole.EffectNames, "claim "+worldtest.StickDevice)
 	if from < 0 || slices.Index(whole.EffectNames, "blank "+worldtest.SlotDevice) < from {
 		t.Fatalf("the claim is not before the slot is written: %v", whole.EffectNames)
 	}
 	for n := from; n <= from+3; n++ {
-		cut := w.clone(t)
+		cut := w.Clone(t)
 		cut.PowerCutAt = n + 1
-		if err := cut.boot(); err == nil {
+		if err := cut.Boot(); err == nil {
 			t.Fatalf("cut at %s: the machine continued after the power cut", whole.EffectNames[n])
 		}
 		cut.PowerOn()
-		cut.mustBoot()
-		claims, err := slot.ReadClaims(cut.Slots[stickDev])
+		cut.MustBoot()
+		claims, err := slot.ReadClaims(cut.Slots[worldtest.StickDevice])
 		if s := cut.State(); s.Node != "berlin" || err != nil || len(claims) != 1 {
 			t.Errorf("cut at %s: node %s, %+v, %v", whole.EffectNames[n], s.Node, claims, err)
 		}
@@ -233,7 +233,7 @@ func TestPowerCutInAClaim(t *testing.T) {
 func TestClaimsAreNoFileOfTheSite(t *testing.T) {
 	t.Parallel()
 	w := first(t, 4096, bySerial)
-	c, err := slot.Read(w.Slots[stickDev])
+	c, err := slot.Read(w.Slots[worldtest.StickDevice])
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -28,7 +28,7 @@ func TestClockBehind(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
 			w.SetClock(wakeUp)
-			w.mustBoot()
+			w.MustBoot()
 			if born := w.Cluster.CA.NotBefore; w.Now.Before(born) || w.Now.After(w.ClusterTime()) {
 				t.Errorf("the clock shows %s, but the cluster was made on %s", w.Now, born)
 			}
@@ -38,7 +38,7 @@ func TestClockBehind(t *testing.T) {
 			w.PowerOn()
 			w.SetClock(wakeUp)
 			w.Offline = true
-			if err := w.boot(); err == nil || member.Enrolled(w.Env()) != nil || w.Joins != 1 {
+			if err := w.Boot(); err == nil || member.Enrolled(w.Env()) != nil || w.Joins != 1 {
 				t.Errorf("%v; the clock shows %s, enrolled: %v, joins: %d\n%s", err, w.Now, member.Enrolled(w.Env()), w.Joins, strings.Join(w.Console, "\n"))
 			}
 			// The API servers' certificates were renewed while the machine was off.
@@ -46,7 +46,7 @@ func TestClockBehind(t *testing.T) {
 			w.Now = w.Now.AddDate(0, 7, 0)
 			w.PowerOn()
 			w.SetClock(wakeUp)
-			w.mustBoot()
+			w.MustBoot()
 			if renewed := worldtest.WorldStart.AddDate(0, 7, -1); w.Now.Before(renewed) {
 				t.Errorf("the clock shows %s, but the API servers' certificates are valid from %s", w.Now, renewed)
 			}
@@ -59,11 +59,11 @@ func TestClockBehind(t *testing.T) {
 func TestOwnCertificateShowsTheTime(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.mustBoot()
+	w.MustBoot()
 	w.PowerOn()
 	w.SetClock(wakeUp)
 	w.Offline = true
-	if err := w.boot(); err == nil || member.Enrolled(w.Env()) != nil {
+	if err := w.Boot(); err == nil || member.Enrolled(w.Env()) != nil {
 		t.Errorf("%v; the clock shows %s\n%s", err, w.Now, strings.Join(w.Console, "\n"))
 	}
 }
@@ -75,7 +75,7 @@ func TestStrangersMoveNoClock(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(w *world){
 		"no pin":      func(w *world) { w.Stamp(worldtest.SlotDevice, unpin(w.Site(worldtest.WithToken))) },
-		"another CA":  func(w *world) { w.rebuild() },
+		"another CA":  func(w *world) { w.Rebuild() },
 		"time server": func(w *world) { w.ClockSynced = true },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -83,7 +83,7 @@ func TestStrangersMoveNoClock(t *testing.T) {
 			w := nativeWorld(t)
 			change(w)
 			w.SetClock(wakeUp)
-			err := w.boot()
+			err := w.Boot()
 			if last := time.Unix(1767225600, 0).Add(2 * time.Hour); err == nil || w.Now.After(last) {
 				t.Errorf("%v: the clock shows %s", err, w.Now)
 			}
@@ -106,7 +106,7 @@ func TestClockCorrectedByHand(t *testing.T) {
 			right := w.Cluster.Now
 			w.Cluster.Now = func() time.Time { return right().AddDate(0, 6, 0) }
 			w.JoinError = func(int) error { return errors.New("kubelet is not well") }
-			if err := w.boot(); err == nil || w.ClockSkew < 5*30*24*time.Hour {
+			if err := w.Boot(); err == nil || w.ClockSkew < 5*30*24*time.Hour {
 				t.Fatalf("%v; the clock is wrong by %s", err, w.ClockSkew)
 			}
 			w.Cluster.Now, w.JoinError = right, nil
@@ -115,7 +115,7 @@ func TestClockCorrectedByHand(t *testing.T) {
 			if restarts {
 				w.PowerOn()
 			}
-			w.mustBoot()
+			w.MustBoot()
 			if w.ClockSkew != 0 {
 				t.Errorf("the clock is wrong by %s\n%s", w.ClockSkew, strings.Join(w.Console, "\n"))
 			}
@@ -132,7 +132,7 @@ func TestKubeletsCertificateOfTheFuture(t *testing.T) {
 			t.Parallel()
 			w := nativeWorld(t)
 			w.ClockSynced = true
-			w.mustBoot()
+			w.MustBoot()
 			early := w.Now.Add(8 * time.Hour)
 			own, err := os.Readlink(filepath.Join(w.Root, member.ClientCert))
 			if err != nil {
@@ -140,7 +140,7 @@ func TestKubeletsCertificateOfTheFuture(t *testing.T) {
 			}
 			w.Put(own, w.Cluster.ClientFrom("system:node:edge-sn0042", early, early.AddDate(1, 0, 0)))
 			w.PowerOn()
-			if err := w.boot(); err == nil || !w.ConsoleHas("not valid yet: it is valid from 2026-11-20T18:") || !w.ConsoleHas("a clock of the control plane was ahead") {
+			if err := w.Boot(); err == nil || !w.ConsoleHas("not valid yet: it is valid from 2026-11-20T18:") || !w.ConsoleHas("a clock of the control plane was ahead") {
 				t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 			}
 			joins := 1
@@ -155,7 +155,7 @@ func TestKubeletsCertificateOfTheFuture(t *testing.T) {
 				w.Now = early.Add(time.Minute)
 				w.PowerOn()
 			}
-			w.mustBoot()
+			w.MustBoot()
 			if w.Joins != joins || member.Enrolled(w.Env()) != nil {
 				t.Errorf("kubeadm joined %d times, %v", w.Joins, member.Enrolled(w.Env()))
 			}
@@ -168,9 +168,9 @@ func TestKubeletsCertificateOfTheFuture(t *testing.T) {
 func TestClockSynced(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.stampAt(worldtest.SlotDevice, w.Now.AddDate(1, 0, 0).Unix(), map[string]string{ondisk.SlotSite: w.Site(worldtest.WithToken)})
+	w.StampAt(worldtest.SlotDevice, w.Now.AddDate(1, 0, 0).Unix(), map[string]string{ondisk.SlotSite: w.Site(worldtest.WithToken)})
 	w.ClockSynced = true
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	if slices.Contains(w.EffectNames, "clock") || w.Now.Year() != 2026 {
@@ -183,9 +183,9 @@ func TestClockSynced(t *testing.T) {
 func TestStampedByAWrongClock(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.stampAt(worldtest.SlotDevice, time.Date(2031, 1, 1, 0, 0, 0, 0, time.UTC).Unix(), map[string]string{ondisk.SlotSite: w.Site(worldtest.WithToken)})
+	w.StampAt(worldtest.SlotDevice, time.Date(2031, 1, 1, 0, 0, 0, 0, time.UTC).Unix(), map[string]string{ondisk.SlotSite: w.Site(worldtest.WithToken)})
 	w.SetClock(wakeUp)
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	if w.Now.Year() != 2026 {
@@ -210,7 +210,7 @@ func TestClockInTheFuture(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			w := nativeWorld(t)
 			w.Patience = 30 * time.Minute
-			if err := w.boot(); err != nil {
+			if err := w.Boot(); err != nil {
 				t.Fatal(err)
 			}
 			truth := w.Now
@@ -253,22 +253,22 @@ func TestClockInTheFuture(t *testing.T) {
 func TestCertificateExpiredOffline(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatal(err)
 	}
 	w.PowerOn()
 	w.Now = w.Now.AddDate(2, 0, 0)
-	if err := w.boot(); err == nil {
+	if err := w.Boot(); err == nil {
 		t.Fatal("first boot succeeded with an expired certificate")
 	}
 	if !w.ConsoleHas("this node's certificate has expired") || !w.ConsoleHas("put a new token into site.yaml") {
 		t.Fatalf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
 	w.Cluster.Nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
-	w.plug(w.Site(worldtest.WithToken))
+	w.Plug(w.Site(worldtest.WithToken))
 	w.PowerOn()
 	w.Cluster.NodeRevives = true
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	if w.Joins != 2 {
@@ -284,7 +284,7 @@ func TestClockSetAfterKubeletsReport(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := nativeWorld(t, "ipvs: {profile: metered}")
-			w.mustBoot()
+			w.MustBoot()
 			w.PowerOn()
 			w.Cluster.Nodes["edge-sn0042"].Status.NodeInfo.BootID = strings.TrimSpace(w.Get("/proc/sys/kernel/random/boot_id"))
 			w.SetClock(w.Now.Add(-by)) // kept until a time server sets the clock
@@ -293,7 +293,7 @@ func TestClockSetAfterKubeletsReport(t *testing.T) {
 			w.Cluster.KubeletReportTime = func() time.Time { return reported }
 			w.StepClock(by + 3*time.Second)
 			start := w.Now
-			w.mustBoot()
+			w.MustBoot()
 			if took := w.Now.Sub(start); took > 10*time.Second || !w.Has(ondisk.HealthyFile) {
 				t.Errorf("it took %s; the boot is marked as healthy: %v", took, w.Has(ondisk.HealthyFile))
 			}
@@ -306,7 +306,7 @@ func TestClockSetAfterKubeletsReport(t *testing.T) {
 func TestReportOfAnEarlierBoot(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.mustBoot()
+	w.MustBoot()
 	w.Cluster.Nodes["edge-sn0042"].Status.NodeInfo.BootID = strings.TrimSpace(w.Get("/proc/sys/kernel/random/boot_id"))
 	w.Now = w.Now.AddDate(0, 0, 1)
 	last := w.Now
@@ -320,7 +320,7 @@ func TestReportOfAnEarlierBoot(t *testing.T) {
 		}
 		return w.Now
 	}
-	w.mustBoot()
+	w.MustBoot()
 	if w.Now.Before(reports) {
 		t.Error("kubelet's report of the previous boot counts for this one")
 	}

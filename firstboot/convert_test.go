@@ -24,7 +24,7 @@ import (
 func readyNode(t *testing.T) *world {
 	t.Helper()
 	w := nativeWorld(t)
-	w.mustBoot()
+	w.MustBoot()
 	return w
 }
 
@@ -33,7 +33,7 @@ func soleNode(t *testing.T) *world {
 	t.Helper()
 	w := nativeWorld(t)
 	w.UseSingleMaster()
-	w.mustBoot()
+	w.MustBoot()
 	return w
 }
 
@@ -248,10 +248,10 @@ func killEach(t *testing.T, whole *world, k killed) {
 	k.prepare(ready)
 	ready.Effects, ready.EffectNames = 0, nil
 	files := ready.Files()
-	for n := 1; n <= whole.Effects; n += everyCut() {
+	for n := 1; n <= whole.Effects; n += worldtest.EveryCut() {
 		t.Run(fmt.Sprintf("at %d", n), func(t *testing.T) {
 			t.Parallel()
-			cut := ready.cloneWith(t, files)
+			cut := ready.CloneWith(t, files)
 			cut.PowerCutAt = n
 			err := k.run(cut)
 			at := cut.EffectNames[len(cut.EffectNames)-1]
@@ -267,7 +267,7 @@ func killEach(t *testing.T, whole *world, k killed) {
 				run  func(*world) error
 				want map[string]string
 			}{{"again", k.again, k.want}, {"back", k.back, k.before}} {
-				w := cut.cloneWith(t, left)
+				w := cut.CloneWith(t, left)
 				if err := way.run(w); err != nil && !errors.Is(err, run.ErrAlready) {
 					t.Errorf("killed at %d (%s), %s: %v", n, at, way.name, err)
 				}
@@ -474,7 +474,7 @@ func TestConvertLeavesOpenYurtNodesAlone(t *testing.T) {
 	}
 	bySite := func(t *testing.T) *world {
 		w := edgeWorld(t)
-		if err := w.boot(); err != nil {
+		if err := w.Boot(); err != nil {
 			t.Fatal(err)
 		}
 		return w
@@ -614,17 +614,17 @@ func TestResetForgetsTheToken(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)
 	w.Cluster.HubServerCSR = "pending"
-	if err := w.boot(); err == nil {
+	if err := w.Boot(); err == nil {
 		t.Fatal("first boot succeeded although no CSR was approved")
 	}
 	if _, err := w.reset(); err != nil {
 		t.Fatal(err)
 	}
-	noSecret(t, w)
+	w.NoSecret()
 	w.Cluster.HubServerCSR = "Approved"
 	joins := w.Joins
 	w.PowerOn()
-	if err := w.boot(); err == nil || w.Joins != joins || !w.ConsoleHas("the Site has no bootstrap token") {
+	if err := w.Boot(); err == nil || w.Joins != joins || !w.ConsoleHas("the Site has no bootstrap token") {
 		t.Errorf("%v; kubeadm joined %d times\n%s", err, w.Joins, strings.Join(w.Console, "\n"))
 	}
 }
@@ -641,7 +641,7 @@ func TestResetKeepsTheNextSite(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := edgeWorld(t)
-			if err := w.boot(); err != nil {
+			if err := w.Boot(); err != nil {
 				t.Fatal(err)
 			}
 			w.Stamp(worldtest.SlotDevice, next(w))
@@ -651,26 +651,26 @@ func TestResetKeepsTheNextSite(t *testing.T) {
 			delete(w.Cluster.Nodes, "edge-sn0042") // kubectl delete node
 			joins := w.Joins
 			w.PowerOn()
-			if err := w.boot(); err != nil || w.Joins != joins+1 {
+			if err := w.Boot(); err != nil || w.Joins != joins+1 {
 				t.Errorf("%v; kubeadm joined %d times\n%s", err, w.Joins, strings.Join(w.Console, "\n"))
 			}
 		})
 	}
 	// First boot has noticed the next Site, and has advised a reset.
 	w := edgeWorld(t)
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatal(err)
 	}
 	w.Stamp(worldtest.SlotDevice, strings.Replace(w.Site(worldtest.WithToken), "edge-{{.Serial}}", "other", 1))
 	w.PowerOn()
-	if err := w.boot(); err == nil {
+	if err := w.Boot(); err == nil {
 		t.Fatal("the node has two names")
 	}
 	if _, err := w.reset(); err != nil {
 		t.Fatal(err)
 	}
 	w.PowerOn()
-	if err := w.boot(); err != nil || w.State().Node != "other" {
+	if err := w.Boot(); err != nil || w.State().Node != "other" {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 }
@@ -681,12 +681,12 @@ func TestResetKilled(t *testing.T) {
 	t.Parallel()
 	begun := edgeWorld(t)
 	begun.Cluster.HubServerCSR = "pending"
-	if err := begun.boot(); err == nil {
+	if err := begun.Boot(); err == nil {
 		t.Fatal("first boot succeeded although no CSR was approved")
 	}
 	begun.Effects, begun.EffectNames = 0, nil
 	begun.Units[ondisk.UnitAgain] = "active" // an API server was out of reach in an earlier pass
-	whole := begun.clone(t)
+	whole := begun.Clone(t)
 	if _, err := whole.reset(); err != nil {
 		t.Fatal(err)
 	}
@@ -694,10 +694,10 @@ func TestResetKilled(t *testing.T) {
 	if timer < 0 || timer > service {
 		t.Errorf("first boot's timer can start it again after reset has stopped it: %q", whole.EffectNames)
 	}
-	for n := 1; n <= whole.Effects; n += everyCut() {
+	for n := 1; n <= whole.Effects; n += worldtest.EveryCut() {
 		t.Run(fmt.Sprintf("at %d", n), func(t *testing.T) {
 			t.Parallel()
-			w := begun.clone(t)
+			w := begun.Clone(t)
 			w.PowerCutAt = n
 			_, err := w.reset()
 			at := w.EffectNames[len(w.EffectNames)-1]
@@ -705,7 +705,7 @@ func TestResetKilled(t *testing.T) {
 			if _, again := w.reset(); again != nil {
 				t.Fatalf("cut at %s (%v), again: %v", at, err, again)
 			}
-			noSecret(t, w)
+			w.NoSecret()
 			if state := w.Units[ondisk.UnitAgain]; state != "inactive" {
 				t.Errorf("cut at %s: %s is %s, which runs first boot again", at, ondisk.UnitAgain, state)
 			}
@@ -722,7 +722,7 @@ func TestResetThenJoinUnderAnotherName(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)
 	w.Put(ondisk.ManifestsDir+"/baked.yaml", "kind: Pod\n")
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatal(err)
 	}
 	w.Put(hub.EnvFile, strings.Replace(w.Get(hub.EnvFile), "--v=2", "--v=2 --dummy-if-name=mine", 1))
@@ -747,7 +747,7 @@ func TestResetThenJoinUnderAnotherName(t *testing.T) {
 	}
 	w.Stamp(worldtest.SlotDevice, strings.Replace(w.Site(worldtest.WithToken), "edge-{{.Serial}}", "other", 1))
 	w.PowerOn()
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	if s := w.State(); s.Node != "other" || s.Result != ondisk.ResultDone {

@@ -17,12 +17,12 @@ import (
 func TestNodeRenamedByTheSite(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatal(err)
 	}
 	w.Stamp(worldtest.SlotDevice, strings.Replace(w.Site(), "edge-{{.Serial}}", "other", 1))
 	w.PowerOn()
-	if err := w.boot(); err == nil || !w.ConsoleHas("enrolled as edge-sn0042, but the Site names it other") {
+	if err := w.Boot(); err == nil || !w.ConsoleHas("enrolled as edge-sn0042, but the Site names it other") {
 		t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
 }
@@ -34,7 +34,7 @@ func TestStaleNodeKeepsItsLabels(t *testing.T) {
 	w.Cluster.Nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
 	w.Cluster.NodeRevives = true
 	w.Cluster.LabelChangeDenied = true
-	if err := w.boot(); err == nil {
+	if err := w.Boot(); err == nil {
 		t.Fatal("first boot was reported as done without the node's label")
 	}
 	s := w.State()
@@ -47,7 +47,7 @@ func TestStaleNodeKeepsItsLabels(t *testing.T) {
 	}
 	w.Cluster.LabelChangeDenied = false
 	w.PowerOn()
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatal(err)
 	}
 	if !w.ConsoleHas("set labels of the Site that the Node edge-sn0042 lacked: zone=north") || w.Cluster.Nodes["edge-sn0042"].Metadata.Labels["zone"] != "north" {
@@ -63,7 +63,7 @@ func TestStaleEdgeNodeGetsItsLabels(t *testing.T) {
 	w.Cluster.Register("edge-sn0042", "", "another")
 	w.Cluster.Nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
 	w.Cluster.NodeRevives = true
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	labels := w.Cluster.Nodes["edge-sn0042"].Metadata.Labels
@@ -77,13 +77,13 @@ func TestStaleEdgeNodeGetsItsLabels(t *testing.T) {
 func TestPoolChanged(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatal(err)
 	}
 	w.Cluster.LabelChangeDenied = true
 	w.Stamp(worldtest.SlotDevice, strings.Replace(w.Site("nodeType: edge", "nodePool: shanghai"), "nodePool: shanghai", "nodePool: beijing", 1))
 	w.PowerOn()
-	if err := w.boot(); err == nil {
+	if err := w.Boot(); err == nil {
 		t.Fatal("first boot was reported as done in the old node pool")
 	}
 	if !w.ConsoleHas("lacks labels of the Site: "+openyurt.LabelNodePool+"=beijing") || !w.ConsoleHas("kubectl delete node edge-sn0042, then restart the machine") {
@@ -98,29 +98,29 @@ func TestPoolChanged(t *testing.T) {
 func TestPoolOfTheCluster(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, "nodeType: cloud", "nodePool: shanghai")
-	if err := w.boot(); err == nil || !w.ConsoleHas("NodePool shanghai is of type Edge, and OpenYurt would turn this cloud node into an edge node") {
+	if err := w.Boot(); err == nil || !w.ConsoleHas("NodePool shanghai is of type Edge, and OpenYurt would turn this cloud node into an edge node") {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	w = nativeWorld(t, "nodeType: cloud", "nodePool: shanghai")
 	w.Cluster.NodePoolType = "Cloud"
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	// If nothing would convert the node, a running node continues, also after a change.
 	w.Cluster.NodePoolType = ""
 	w.Units[openyurt.Unit] = "failed"
 	w.PowerOn()
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	w = edgeWorld(t)
 	w.Cluster.NoNodePool, w.Cluster.NodeCreationDenied = true, true // like the webhook
-	if err := w.boot(); err == nil || w.State().Result == ondisk.ResultDone || !w.ConsoleHas("node-ready: will be tried again: the cluster has no NodePool shanghai") {
+	if err := w.Boot(); err == nil || w.State().Result == ondisk.ResultDone || !w.ConsoleHas("node-ready: will be tried again: the cluster has no NodePool shanghai") {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	w = edgeWorld(t)
 	w.Cluster.NoNodePool, w.Cluster.HubServerCSR = true, "Denied" // reported too
-	if err := w.boot(); err == nil || !w.ConsoleHas("the cluster has no NodePool shanghai, and OpenYurt's webhook rejects a Node whose pool does not exist") {
+	if err := w.Boot(); err == nil || !w.ConsoleHas("the cluster has no NodePool shanghai, and OpenYurt's webhook rejects a Node whose pool does not exist") {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 }
@@ -131,7 +131,7 @@ func TestAnotherYurthub(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)
 	w.Put(openyurt.Program, `yurthub: projectinfo.Info{GitVersion:"v1.6.1"}`)
-	if err := w.boot(); err == nil || !w.ConsoleHas("yurthub in this image is v1.6, but the Image names v1.7.0, which has other flags") {
+	if err := w.Boot(); err == nil || !w.ConsoleHas("yurthub in this image is v1.6, but the Image names v1.7.0, which has other flags") {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 }
@@ -141,7 +141,7 @@ func TestAnotherYurthub(t *testing.T) {
 func TestSiteTurnedNative(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := w.revert(); err == nil || !strings.Contains(err.Error(), "this machine's Site has nodeType: edge") {
@@ -149,7 +149,7 @@ func TestSiteTurnedNative(t *testing.T) {
 	}
 	w.Stamp(worldtest.SlotDevice, w.Site())
 	w.PowerOn()
-	if err := w.boot(); err != nil || !w.ConsoleHas("this node uses yurthub, but its Site has nodeType: native") {
+	if err := w.Boot(); err != nil || !w.ConsoleHas("this node uses yurthub, but its Site has nodeType: native") {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	if _, err := w.revert(); err != nil {
@@ -159,7 +159,7 @@ func TestSiteTurnedNative(t *testing.T) {
 		t.Errorf("kubelet registers with %s", flags)
 	}
 	w.PowerOn()
-	if err := w.boot(); err != nil || w.ConsoleHas("this node uses yurthub") {
+	if err := w.Boot(); err != nil || w.ConsoleHas("this node uses yurthub") {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 }
@@ -169,7 +169,7 @@ func TestSiteTurnedNative(t *testing.T) {
 func TestOfflineHubIsWaitedFor(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatal(err)
 	}
 	w.PowerOn()
@@ -200,12 +200,12 @@ func TestOfflineHubIsWaitedFor(t *testing.T) {
 func TestPortOpened(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatal(err)
 	}
 	w.Stamp(worldtest.SlotDevice, w.Site("nodeType: edge", "nodePool: shanghai", "yurthub: {openPort: true, localClients: [1000, 65534]}"))
 	w.PowerOn()
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	if w.NFTRules != string(hub.PortRules(hub.Ports{Open: true, Clients: []int{1000, 65534}})) {

@@ -65,8 +65,8 @@ func TestFamilyOfTheNode(t *testing.T) {
 		{"without IPVS, IPv6 leads nowhere", "ipvs: {disabled: true}", []string{"2001:db8::99", "192.0.2.11"}, "192.0.2.50", "192.0.2.11"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := newWorld(t, "testdata/machine.txtar")
-			w.Stamp(worldtest.SlotDevice, w.withMasters("a.shop.example:6443", worldtest.WithToken, c.site))
+			w := newWorld(t)
+			w.Stamp(worldtest.SlotDevice, w.SiteWithMasters("a.shop.example:6443", worldtest.WithToken, c.site))
 			err := w.Run(New(w.dualStack(c.addrs...)))
 			said := strings.Join(w.Console, "\n")
 			if c.want == "" {

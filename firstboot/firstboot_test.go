@@ -7,8 +7,6 @@ import (
 	"flag"
 	"fmt"
 	"io/fs"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -26,24 +24,6 @@ import (
 )
 
 var rewrite = flag.Bool("update", false, "write the golden files anew")
-
-func golden(t *testing.T, name, got string) {
-	t.Helper()
-	p := filepath.Join("testdata", name)
-	if *rewrite {
-		if err := os.WriteFile(p, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	want, err := os.ReadFile(p)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got != string(want) {
-		t.Errorf("%s differs (go test -update writes it anew):\n%s", p, got)
-	}
-}
 
 // tree returns every file that first boot left on the disk,
 // without parts that always differ between runs.
@@ -77,53 +57,43 @@ func (w *world) treeOf(files []worldtest.Entry) map[string]string {
 	return out
 }
 
-func nativeWorld(t *testing.T, lines ...string) *world {
-	w := newWorld(t, "testdata/machine.txtar")
-	w.Stamp(worldtest.SlotDevice, w.Site(append([]string{worldtest.WithToken}, lines...)...))
-	return w
-}
-
 func TestNativeJoinSaysWhatItDoes(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, "labels: {zone: north}", "users: [{name: ops, groups: [sudo], sshAuthorizedKeys: [ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEpMoGNRS+z8FwDHhSd4GgSaiC6dqU4OHCcmMhtCbL43 ops@desk]}]")
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	if s := w.State(); s.Result != ondisk.ResultDone || s.Node != "edge-sn0042" {
 		t.Errorf("state: result %s, node %s", s.Result, s.Node)
 	}
-	golden(t, "native.console", strings.Join(w.Console, "\n")+"\n")
-	golden(t, "native.effects", strings.Join(w.EffectNames, "\n")+"\n")
+	worldtest.Golden(t, *rewrite, "native.console", strings.Join(w.Console, "\n")+"\n")
+	worldtest.Golden(t, *rewrite, "native.effects", strings.Join(w.EffectNames, "\n")+"\n")
 	w.PowerOn()
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "native.again.console", strings.Join(w.Console, "\n")+"\n")
-	golden(t, "native.again.effects", strings.Join(w.EffectNames, "\n")+"\n")
+	worldtest.Golden(t, *rewrite, "native.again.console", strings.Join(w.Console, "\n")+"\n")
+	worldtest.Golden(t, *rewrite, "native.again.effects", strings.Join(w.EffectNames, "\n")+"\n")
 	if w.Joins != 1 {
 		t.Errorf("kubeadm ran %d times", w.Joins)
 	}
 }
 
-func edgeWorld(t *testing.T, lines ...string) *world {
-	return nativeWorld(t, append([]string{"nodeType: edge", "nodePool: shanghai"}, lines...)...)
-}
-
 func TestEdgeJoinSaysWhatItDoes(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	golden(t, "edge.console", strings.Join(w.Console, "\n")+"\n")
-	golden(t, "edge.effects", strings.Join(w.EffectNames, "\n")+"\n")
-	golden(t, "edge.env", strings.ReplaceAll(w.Get(hub.EnvFile), w.Cluster.Pin, "(pin)")+w.Get(member.KubeadmFlags))
+	worldtest.Golden(t, *rewrite, "edge.console", strings.Join(w.Console, "\n")+"\n")
+	worldtest.Golden(t, *rewrite, "edge.effects", strings.Join(w.EffectNames, "\n")+"\n")
+	worldtest.Golden(t, *rewrite, "edge.env", strings.ReplaceAll(w.Get(hub.EnvFile), w.Cluster.Pin, "(pin)")+w.Get(member.KubeadmFlags))
 	w.edgeThenOffline()
 	if s := w.State(); s.Result != ondisk.ResultWaiting {
 		t.Errorf("without an API server, the result is %s", s.Result)
 	}
 	w.Offline = false
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Errorf("after the link came back: %v", err)
 	}
 	if w.Joins != 1 {
@@ -139,10 +109,10 @@ func (w *world) edgeThenOffline() {
 	if labels["openyurt.io/is-edge-worker"] != "true" || labels["apps.openyurt.io/nodepool"] != "shanghai" {
 		w.T.Errorf("labels of the first POST: %v", labels)
 	}
-	noSecret(w.T, w)
+	w.NoSecret()
 	w.PowerOn()
 	w.Offline = true
-	if err := w.boot(); err == nil {
+	if err := w.Boot(); err == nil {
 		w.T.Fatal("first boot was reported as done although no API server answers")
 	}
 	for _, n := range w.EffectNames {
@@ -152,30 +122,21 @@ func (w *world) edgeThenOffline() {
 	}
 }
 
-// podWorld returns a machine whose image runs yurthub as a static pod.
-func podWorld(t *testing.T) *world {
-	w := edgeWorld(t)
-	w.Put(ondisk.ImageInfoFile, strings.Replace(w.Get(ondisk.ImageInfoFile), `"version":"v1.7.0","form":"unit"`, `"version":"v1.6.1","form":"staticPod","image":"openyurt/yurthub:v1.6.1"`, 1))
-	w.Put(ondisk.ImageInfoFile, strings.Replace(w.Get(ondisk.ImageInfoFile), "v1.36.3", "v1.30.3", 1))
-	w.Cluster.NodePoolVersion = "v1beta1"
-	return w
-}
-
 func TestStaticPodForm(t *testing.T) {
 	t.Parallel()
 	w := podWorld(t)
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	golden(t, "edge.pod.yaml", strings.ReplaceAll(w.Get(openyurt.Manifest), w.Cluster.Pin, "(pin)"))
-	golden(t, "pod.effects", strings.Join(w.EffectNames, "\n")+"\n")
+	worldtest.Golden(t, *rewrite, "edge.pod.yaml", strings.ReplaceAll(w.Get(openyurt.Manifest), w.Cluster.Pin, "(pin)"))
+	worldtest.Golden(t, *rewrite, "pod.effects", strings.Join(w.EffectNames, "\n")+"\n")
 	if w.Has(hub.EnvFile) || w.Units[openyurt.Unit] == "active" {
 		t.Error("the systemd unit was used too")
 	}
 	if slices.Contains(w.EffectNames, "restart kubelet.service") {
 		t.Error("kubelet was restarted, so it connected elsewhere at first")
 	}
-	golden(t, "pod.env", w.Get(member.KubeadmFlags))
+	worldtest.Golden(t, *rewrite, "pod.env", w.Get(member.KubeadmFlags))
 	w.edgeThenOffline()
 }
 
@@ -201,13 +162,13 @@ func TestStaticPodKilled(t *testing.T) {
 func TestStaticPodPoolChanged(t *testing.T) {
 	t.Parallel()
 	w := podWorld(t)
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	for _, pool := range []string{"shanghai", "beijing"} {
 		w.Stamp(worldtest.SlotDevice, w.Site("nodeType: edge", "nodePool: "+pool))
 		w.PowerOn()
-		if err := w.boot(); err != nil {
+		if err := w.Boot(); err != nil {
 			t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 		}
 		if flags := w.Get(member.KubeadmFlags); !strings.Contains(flags, openyurt.LabelNodePool+"="+pool) || w.Joins != 1 {
@@ -215,7 +176,7 @@ func TestStaticPodPoolChanged(t *testing.T) {
 		}
 	}
 	w.PowerOn()
-	if err := w.boot(); err != nil || slices.Contains(w.EffectNames, "restart "+ondisk.UnitKubelet) {
+	if err := w.Boot(); err != nil || slices.Contains(w.EffectNames, "restart "+ondisk.UnitKubelet) {
 		t.Errorf("%v, but first boot did %v", err, w.EffectNames)
 	}
 }
@@ -256,7 +217,7 @@ func TestStaticPodWaits(t *testing.T) {
 func TestStaticPodKeepsItsServer(t *testing.T) {
 	t.Parallel()
 	w := podWorld(t)
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatal(err)
 	}
 	if got := w.Get(openyurt.Identity); !strings.Contains(got, "server: https://192.0.2.11:6443") {
@@ -264,7 +225,7 @@ func TestStaticPodKeepsItsServer(t *testing.T) {
 	}
 	w.Stamp(worldtest.SlotDevice, strings.Replace(w.Site("nodeType: edge", "nodePool: shanghai"), "192.0.2.11", "192.0.2.14", 1))
 	w.PowerOn()
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	if want := "--server-addr=https://192.0.2.14:6443,https://192.0.2.12:6443,https://192.0.2.13:6443,https://192.0.2.11:6443"; !strings.Contains(w.Get(openyurt.Manifest), want) {
@@ -277,7 +238,7 @@ func TestStaticPodKeepsItsServer(t *testing.T) {
 func TestStaticPodIsNotTurned(t *testing.T) {
 	t.Parallel()
 	w := podWorld(t)
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatal(err)
 	}
 	w.Put(openyurt.Program, "program")
@@ -319,7 +280,7 @@ func TestHubSaysWhatTheClusterLacks(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			w := edgeWorld(t)
 			tc.lack(w.Cluster)
-			if err := w.boot(); err == nil {
+			if err := w.Boot(); err == nil {
 				t.Fatal("first boot succeeded, want an error")
 			}
 			s := w.State()
@@ -333,7 +294,7 @@ func TestHubSaysWhatTheClusterLacks(t *testing.T) {
 			w.Cluster.Mu.Lock()
 			w.Cluster.HubServerCSR, w.Cluster.NoRBAC, w.Cluster.ConversionFails, w.Cluster.NodePoolVersion = "Approved", false, false, "v1beta2"
 			w.Cluster.Mu.Unlock()
-			if err := w.boot(); err != nil {
+			if err := w.Boot(); err != nil {
 				t.Errorf("healed: %v", err)
 			}
 		})
@@ -346,7 +307,7 @@ func TestStaticPodAsksForItsOwnVersion(t *testing.T) {
 	t.Parallel()
 	w := podWorld(t)
 	w.Cluster.NodePoolVersion = "v1beta2"
-	if err := w.boot(); err == nil {
+	if err := w.Boot(); err == nil {
 		t.Fatal("first boot succeeded, want an error")
 	}
 	if !w.ConsoleHas("the cluster has no NodePool CRD (nodepools.apps.openyurt.io/v1beta1)") {
@@ -355,7 +316,7 @@ func TestStaticPodAsksForItsOwnVersion(t *testing.T) {
 	w.Cluster.Mu.Lock()
 	w.Cluster.NodePoolVersion = "v1beta1"
 	w.Cluster.Mu.Unlock()
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Errorf("healed: %v", err)
 	}
 }
@@ -382,19 +343,19 @@ func powerCut(t *testing.T, atLeast int, more ...string) {
 // boot there. The next boot must end in the tree of an undisturbed machine.
 func cutEach(t *testing.T, machine *world, atLeast int, tree func(*world, []worldtest.Entry) map[string]string) {
 	files := machine.Files()
-	whole := machine.cloneWith(t, files)
-	if err := whole.boot(); err != nil {
+	whole := machine.CloneWith(t, files)
+	if err := whole.Boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(whole.Console, "\n"))
 	}
 	want, count := tree(whole, whole.Files()), whole.Effects
 	if count < atLeast {
 		t.Fatalf("only %d effects were counted", count)
 	}
-	cutBefore(t, machine, files, count, afterCut[*world]{
-		next: func(t *testing.T, cut *world, left []worldtest.Entry, goesOn func(string, *world, []worldtest.Entry)) {
+	worldtest.CutBefore(t, machine, files, count, worldtest.AfterCut[*world]{
+		Next: func(t *testing.T, cut *world, left []worldtest.Entry, goesOn func(string, *world, []worldtest.Entry)) {
 			var lost *world
 			if len(cut.Unsynced) > 0 { // otherwise the result is the same
-				lost = cut.cloneWith(t, left)
+				lost = cut.CloneWith(t, left)
 				lost.LoseUnsynced()
 				lost.PowerOn()
 			}
@@ -404,54 +365,16 @@ func cutEach(t *testing.T, machine *world, atLeast int, tree func(*world, []worl
 				goesOn("power cut that lost what was not synced", lost, lost.Files())
 			}
 		},
-		check: func(t *testing.T, w *world, when string) {
+		Check: func(t *testing.T, w *world, when string) {
 			if s := w.State(); s.Result != ondisk.ResultDone {
 				t.Errorf("%s: result %s", when, s.Result)
 			}
 			now := w.Files()
 			sameTree(t, when, tree(w, now), want)
-			noSecretIn(t, w, now)
+			w.NoSecretIn(now)
 		},
-		said: noSecretSaid,
+		Said: func(_ *testing.T, w *world) { w.NoSecretSaid() },
 	})
-}
-
-// noSecret checks that, once the node is Ready, the token is only in permitted places.
-func noSecret(t *testing.T, w *world) {
-	t.Helper()
-	noSecretIn(t, w, w.Files())
-}
-
-func noSecretIn(t *testing.T, w *world, files []worldtest.Entry) {
-	t.Helper()
-	for _, f := range files {
-		if f.Mode.IsRegular() {
-			noTokenIn(t, f.Path, f.Data)
-		}
-	}
-	for dev, d := range w.Slots {
-		noTokenIn(t, "slot "+dev, d.Written())
-	}
-	noSecretSaid(t, w)
-}
-
-// noSecretSaid checks that no output so far contains the token.
-func noSecretSaid(t *testing.T, w *world) {
-	t.Helper()
-	noTokenIn(t, "log", w.Log.Bytes())
-	noTokenIn(t, "console", []byte(strings.Join(w.Console, "\n")))
-	for _, b := range w.Reports {
-		noTokenIn(t, "posted report", b)
-	}
-}
-
-func noTokenIn(t *testing.T, where string, b []byte) {
-	t.Helper()
-	for _, s := range []string{worldtest.TestToken, worldtest.TestSecret} {
-		if bytes.Contains(b, []byte(s)) {
-			t.Errorf("%s contains the token: %.200q", where, b[max(0, bytes.Index(b, []byte(s))-80):])
-		}
-	}
 }
 
 func TestSecretsNeverShowBeforeTheEndEither(t *testing.T) {
@@ -481,7 +404,7 @@ func TestSecretsNeverShowBeforeTheEndEither(t *testing.T) {
 	if w.Joins != 3 {
 		t.Errorf("kubeadm ran %d times, not 3", w.Joins)
 	}
-	noSecret(t, w)
+	w.NoSecret()
 	c, err := slot.Read(w.Slots[worldtest.SlotDevice])
 	if err != nil {
 		t.Fatal(err)
@@ -519,7 +442,7 @@ func TestPermanentFailuresNameTheirCure(t *testing.T) {
 			w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken, `ignition: '{"ignition":{"version":"3.5.0"},"storage":{"disks":[{"device":"/dev/sda"}]}}'`))
 		}, "site-config", "storage.disks", "correct site.yaml"},
 		{"the token in config.ign", func(w *world) {
-			w.stampAt(worldtest.SlotDevice, day(1), map[string]string{ondisk.SlotSite: w.Site(worldtest.WithToken), ondisk.SlotIgnition: tokenInIgnition("data:;base64," + base64.StdEncoding.EncodeToString([]byte("token="+worldtest.TestToken)))})
+			w.StampAt(worldtest.SlotDevice, worldtest.Day(1), map[string]string{ondisk.SlotSite: w.Site(worldtest.WithToken), ondisk.SlotIgnition: tokenInIgnition("data:;base64," + base64.StdEncoding.EncodeToString([]byte("token="+worldtest.TestToken)))})
 		}, "site-config", "contains the bootstrap token", "remove the token from the Ignition config"},
 		{"an unknown group", func(w *world) {
 			w.Put("/etc/passwd", "root:x:0:0::/root:/bin/sh\n")
@@ -544,7 +467,7 @@ func TestPermanentFailuresNameTheirCure(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			w := nativeWorld(t)
 			tc.prepare(w)
-			if err := w.boot(); err == nil {
+			if err := w.Boot(); err == nil {
 				t.Fatal("first boot succeeded, want an error")
 			}
 			s := w.State()

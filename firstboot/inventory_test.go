@@ -37,7 +37,7 @@ const berlin = "- {name: berlin, match: {serial: sn0042, macs: [52-54-00-12-34-5
 // carry writes an inventory to a slot.
 func (w *world) carry(dev string, sites ...string) {
 	w.T.Helper()
-	w.stampAt(dev, day(1), map[string]string{ondisk.SlotInventory: w.inventory(sites...)})
+	w.StampAt(dev, worldtest.Day(1), map[string]string{ondisk.SlotInventory: w.inventory(sites...)})
 }
 
 // onlyItsOwn checks that the disk has no secrets of other machines.
@@ -81,7 +81,7 @@ func TestInventoryInTheSlot(t *testing.T) {
 	}
 	w.onlyItsOwn()
 	w.PowerOn()
-	w.mustBoot()
+	w.MustBoot()
 	if w.Joins != 1 || w.ConsoleHas("inventory") {
 		t.Errorf("kubeadm joined %d times\n%s", w.Joins, strings.Join(w.Console, "\n"))
 	}
@@ -93,24 +93,24 @@ func TestPowerCutInAnInventory(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	w.carry(worldtest.SlotDevice, berlin)
-	whole := w.clone(t)
-	whole.mustBoot()
+	whole := w.Clone(t)
+	whole.MustBoot()
 	from := slices.Index(whole.EffectNames, "write slot "+worldtest.SlotDevice)
 	to := slices.Index(whole.EffectNames, "hostname berlin")
 	if from < 0 || to < from {
 		t.Fatal(whole.EffectNames)
 	}
 	for n := from; n <= to+1; n++ {
-		cut := w.clone(t)
+		cut := w.Clone(t)
 		cut.PowerCutAt = n + 1
-		if err := cut.boot(); err == nil {
+		if err := cut.Boot(); err == nil {
 			t.Fatalf("cut at %s: the machine continued after the power cut", whole.EffectNames[n])
 		}
 		if _, err := slot.Read(cut.Slots[worldtest.SlotDevice]); err != nil {
 			t.Errorf("cut at effect %d, %s: %v", n, whole.EffectNames[n], err)
 		}
 		cut.PowerOn()
-		cut.mustBoot()
+		cut.MustBoot()
 		if s := cut.State(); s.Node != "berlin" || cut.Joins != 1 {
 			t.Errorf("cut at %s: node %s", whole.EffectNames[n], s.Node)
 		}
@@ -124,7 +124,7 @@ func TestNoSiteForThisMachine(t *testing.T) {
 	w := nativeWorld(t)
 	w.Put("/sys/class/dmi/id/chassis_asset_tag", "AT-7\n")
 	w.carry(worldtest.SlotDevice)
-	if err := w.boot(); err == nil {
+	if err := w.Boot(); err == nil {
 		t.Fatal("first boot succeeded, want an error")
 	}
 	if !w.ConsoleHas("waiting for a Site: stamp one onto this disk, or plug in a stick named EDGEBAKE that holds site.yaml or inventory.yaml. This machine: MAC 52:54:00:12:34:56, serial SN0042, UUID 4c4c4544-0042-3510-8052-c7c04f4e4232, asset tag AT-7") {
@@ -136,7 +136,7 @@ func TestNoSiteForThisMachine(t *testing.T) {
 		}
 	}
 	w.PowerOn()
-	w.mustBoot()
+	w.MustBoot()
 	if s := w.State(); s.Node != "berlin" {
 		t.Errorf("node %s", s.Node)
 	}
@@ -149,7 +149,7 @@ func TestJunkMatchesNobody(t *testing.T) {
 	w.Put("/sys/class/dmi/id/product_serial", "To Be Filled By O.E.M.\n")
 	w.Put("/sys/class/dmi/id/product_uuid", "FFFFFFFF-FFFF-FFFF-FFFF-FFFFFFFFFFFF\n")
 	w.carry(worldtest.SlotDevice, "- {name: berlin, match: {serial: SN0042}, credentials: {token: "+worldtest.TestToken+"}}")
-	if err := w.boot(); err == nil || !w.ConsoleHas("serial none, UUID none, asset tag none") {
+	if err := w.Boot(); err == nil || !w.ConsoleHas("serial none, UUID none, asset tag none") {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 }
@@ -159,12 +159,12 @@ func TestJunkMatchesNobody(t *testing.T) {
 func TestTwoSitesForOneMachine(t *testing.T) {
 	w := nativeWorld(t)
 	w.carry(worldtest.SlotDevice, berlin, "- {name: bonn, match: {uuid: 4c4c4544-0042-3510-8052-c7c04f4e4232}, credentials: {token: "+worldtest.TestToken+"}}")
-	if err := w.boot(); err == nil || !w.ConsoleHas("the Sites berlin, bonn all match this machine (MAC") {
+	if err := w.Boot(); err == nil || !w.ConsoleHas("the Sites berlin, bonn all match this machine (MAC") {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken))
 	w.PowerOn()
-	w.mustBoot()
+	w.MustBoot()
 }
 
 // TestOneStickForManyMachines checks that each machine applies its own Site from one stick, which
@@ -175,30 +175,30 @@ func TestOneStickForManyMachines(t *testing.T) {
 		w := nativeWorld(t)
 		w.Stamp(worldtest.SlotDevice, "")
 		w.Put("/sys/class/dmi/id/product_serial", serial+"\n")
-		w.plug("")
-		w.carry(stickDev, sites...)
-		before := w.Slots[stickDev].Clone()
-		w.mustBoot()
+		w.Plug("")
+		w.carry(worldtest.StickDevice, sites...)
+		before := w.Slots[worldtest.StickDevice].Clone()
+		w.MustBoot()
 		if s := w.State(); s.Node != name {
 			t.Errorf("%s is %s", serial, s.Node)
 		}
 		w.onlyItsOwn()
-		if !bytes.Equal(before.Written(), w.Slots[stickDev].Written()) {
+		if !bytes.Equal(before.Written(), w.Slots[worldtest.StickDevice].Written()) {
 			t.Error("the stick was changed")
 		}
 		// The next machine's Site on the stick is corrected. This machine's Site stays.
-		w.carry(stickDev, slices.Concat(sites, []string{"- {name: cologne, match: {serial: SN0044}}"})...)
+		w.carry(worldtest.StickDevice, slices.Concat(sites, []string{"- {name: cologne, match: {serial: SN0044}}"})...)
 		w.PowerOn()
-		w.mustBoot()
+		w.MustBoot()
 		if w.ConsoleHas("using the Site of stick") || w.Joins != 1 {
 			t.Errorf("kubeadm joined %d times\n%s", w.Joins, strings.Join(w.Console, "\n"))
 		}
 	}
 	w := nativeWorld(t)
 	w.Stamp(worldtest.SlotDevice, "")
-	w.plug("")
-	w.carry(stickDev)
-	if err := w.boot(); err == nil || !w.ConsoleHas("waiting for a Site; stick /dev/sdb1 is ignored: the inventory has no Site for this machine. This machine: MAC") {
+	w.Plug("")
+	w.carry(worldtest.StickDevice)
+	if err := w.Boot(); err == nil || !w.ConsoleHas("waiting for a Site; stick /dev/sdb1 is ignored: the inventory has no Site for this machine. This machine: MAC") {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 }
@@ -208,25 +208,25 @@ func TestOneStickForManyMachines(t *testing.T) {
 // permits.
 func TestInventoryOnANode(t *testing.T) {
 	w := nativeWorld(t)
-	w.mustBoot()
+	w.MustBoot()
 	w.carry(worldtest.SlotDevice)
 	w.PowerOn()
-	w.mustBoot()
+	w.MustBoot()
 	if s := w.State(); s.Node != "edge-sn0042" || w.Joins != 1 {
 		t.Errorf("node %s, %d joins", s.Node, w.Joins)
 	}
 	w.carry(worldtest.SlotDevice, "- {name: berlin, match: {serial: SN0042}, nodeName: edge-sn0042, network: {dns: [192.0.2.123]}}")
 	w.PowerOn()
-	w.mustBoot()
+	w.MustBoot()
 	if !strings.Contains(w.SlotSite(worldtest.SlotDevice), "192.0.2.123") || w.Joins != 1 {
 		t.Errorf("the slot has\n%s", w.SlotSite(worldtest.SlotDevice))
 	}
 	w.onlyItsOwn()
 	w.setStickPolicy(ondisk.SitesRepair)
-	w.plug("")
-	w.carry(stickDev, "- {name: berlin, match: {serial: SN0042}, nodeName: other, network: {dns: [192.0.2.124]}}")
+	w.Plug("")
+	w.carry(worldtest.StickDevice, "- {name: berlin, match: {serial: SN0042}, nodeName: other, network: {dns: [192.0.2.124]}}")
 	w.PowerOn()
-	w.mustBoot()
+	w.MustBoot()
 	if got := w.SlotSite(worldtest.SlotDevice); !strings.Contains(got, "192.0.2.124") || strings.Contains(got, "other") {
 		t.Errorf("the slot has\n%s", got)
 	}
@@ -240,12 +240,12 @@ func TestSignedInventory(t *testing.T) {
 		w := nativeWorld(t)
 		w.Stamp(worldtest.SlotDevice, "")
 		w.setStickPolicy(ondisk.SitesSigned, key)
-		w.signed(key, day(2), func(c *slot.Contents) {
+		w.signed(key, worldtest.Day(2), func(c *slot.Contents) {
 			if tamper {
 				c.Files[ondisk.SlotInventory] = append(c.Files[ondisk.SlotInventory], "# changed\n"...)
 			}
 		}, map[string]string{ondisk.SlotInventory: w.inventory(berlin)})
-		err := w.boot()
+		err := w.Boot()
 		if (err == nil) == tamper {
 			t.Fatalf("tampered with %v: %v\n%s", tamper, err, strings.Join(w.Console, "\n"))
 		}
@@ -260,7 +260,7 @@ func TestSignedInventory(t *testing.T) {
 func TestOthersAreWipedInAnyCase(t *testing.T) {
 	w := nativeWorld(t)
 	w.carry(worldtest.SlotDevice, "- {name: berlin, match: {serial: SN0042}, arch: arm64, credentials: {token: "+worldtest.TestToken+"}}")
-	if err := w.boot(); err == nil || !w.ConsoleHas("FAILED site-config: the Site does not fit this image") {
+	if err := w.Boot(); err == nil || !w.ConsoleHas("FAILED site-config: the Site does not fit this image") {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	w.onlyItsOwn()
@@ -271,10 +271,10 @@ func TestOthersAreWipedInAnyCase(t *testing.T) {
 func TestOthersAreWipedFromAMember(t *testing.T) {
 	const bad = "- {name: berlin, match: {serial: SN0042}, nodeName: edge-sn0042, arch: arm64}"
 	w := nativeWorld(t)
-	w.mustBoot()
+	w.MustBoot()
 	w.carry(worldtest.SlotDevice, bad)
 	w.PowerOn()
-	w.mustBoot()
+	w.MustBoot()
 	if !w.ConsoleHas("the Site in the slot is rejected, and the previous Site stays in use") || w.Joins != 1 {
 		t.Errorf("kubeadm joined %d times\n%s", w.Joins, strings.Join(w.Console, "\n"))
 	}
@@ -302,7 +302,7 @@ func TestSiteTooLargeForASlot(t *testing.T) {
 	w := nativeWorld(t)
 	large := strings.Repeat("x", 300<<10)
 	w.carry(worldtest.SlotDevice, strings.Replace(berlin, "credentials:", `ignition: '{"ignition": {"version": "3.4.0"}, "storage": {"files": [{"path": "/etc/large", "contents": {"source": "data:,`+large+`"}}]}}', credentials:`, 1))
-	err := w.boot()
+	err := w.Boot()
 	if err == nil || !w.ConsoleHas("FAILED site-config: the Site berlin of the inventory has") {
 		t.Errorf("%v\n%.2000s", err, strings.Join(w.Console, "\n"))
 	}
@@ -334,11 +334,11 @@ func TestWaitingSaysWhatWentWrong(t *testing.T) {
 // change a member's name.
 func TestJunkSerialOfAMember(t *testing.T) {
 	w := nativeWorld(t)
-	w.mustBoot()
+	w.MustBoot()
 	w.Put("/sys/class/dmi/id/product_serial", "To Be Filled By O.E.M.\n")
 	w.Stamp(worldtest.SlotDevice, w.Site("network: {dns: [192.0.2.123]}"))
 	w.PowerOn()
-	w.mustBoot()
+	w.MustBoot()
 	if s := w.State(); s.Node != "edge-sn0042" || w.Joins != 1 || w.ConsoleHas("is ignored") {
 		t.Errorf("node %s, %d joins\n%s", s.Node, w.Joins, strings.Join(w.Console, "\n"))
 	}

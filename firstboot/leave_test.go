@@ -13,29 +13,10 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/firstboot/hub"
-	"github.com/edgebake/edgebake/firstboot/join"
-	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/member"
-	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/firstboot/worldtest"
 	"github.com/edgebake/edgebake/ondisk"
 )
-
-// rebuild replaces the machine's cluster with another one at the same addresses.
-func (w *world) rebuild() (former *worldtest.Cluster) {
-	former = w.Cluster
-	w.Cluster = worldtest.NewCluster(w.T)
-	w.Cluster.NodePoolVersion = former.NodePoolVersion
-	w.Cluster.Attach(w.World)
-	return former
-}
-
-func (w *world) mustBoot() {
-	w.T.Helper()
-	if err := w.boot(); err != nil {
-		w.T.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
-	}
-}
 
 const unpinnedSite = "unsafeSkipCAVerification: true"
 
@@ -73,7 +54,7 @@ func wantMember(t *testing.T, w *world, joins int) {
 			t.Errorf("%s exists", p)
 		}
 	}
-	noSecret(t, w)
+	w.NoSecret()
 }
 
 // TestSiteOfAnotherCluster checks that the machine moves to the cluster that the Site pins, with
@@ -98,9 +79,9 @@ func TestSiteOfAnotherCluster(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			w := tc.world(t)
-			w.mustBoot()
+			w.MustBoot()
 			w.Put(ondisk.IPVSLearned, "{}")
-			former := w.rebuild()
+			former := w.Rebuild()
 			next := w.Site(append([]string{worldtest.WithToken}, tc.lines...)...)
 			if strings.Contains(tc.name, "several") {
 				next = strings.Replace(next, "caCertHashes: [", "caCertHashes: ['sha256:"+strings.Repeat("0", 64)+"', ", 1)
@@ -110,7 +91,7 @@ func TestSiteOfAnotherCluster(t *testing.T) {
 			}
 			w.Stamp(worldtest.SlotDevice, next)
 			w.PowerOn()
-			w.mustBoot()
+			w.MustBoot()
 			wantMember(t, w, 2)
 			if !w.ConsoleHas("leaving the old one (CA "+former.Pin+")") || !w.ConsoleHas("kubectl delete node edge-sn0042") {
 				t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
@@ -119,7 +100,7 @@ func TestSiteOfAnotherCluster(t *testing.T) {
 				t.Error("yurthub is still there")
 			}
 			w.PowerOn()
-			w.mustBoot()
+			w.MustBoot()
 			if w.Joins != 2 || w.ConsoleHas("leaving") {
 				t.Errorf("the machine joined again\n%s", strings.Join(w.Console, "\n"))
 			}
@@ -135,21 +116,21 @@ func TestServingCertificateOfTheFormerCluster(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := nativeWorld(t)
-			w.mustBoot()
+			w.MustBoot()
 			const current, dated = member.KubeletPKI + "/kubelet-server-current.pem", member.KubeletPKI + "/kubelet-server-2026-11-20-10-00-00.pem"
 			w.Put(dated, w.Cluster.Client("system:node:edge-sn0042", w.ClusterTime().AddDate(5, 0, 0)))
 			if err := os.Symlink(dated, w.Root+current); err != nil {
 				t.Fatal(err)
 			}
 			if moves {
-				w.rebuild()
+				w.Rebuild()
 			} else {
 				w.Now = w.Now.AddDate(2, 0, 0)
 				delete(w.Cluster.Nodes, "edge-sn0042")
 			}
 			w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken))
 			w.PowerOn()
-			w.mustBoot()
+			w.MustBoot()
 			wantMember(t, w, 2)
 			if w.Has(current) == moves || w.Has(dated) == moves {
 				t.Errorf("the link is there: %v, the certificate: %v", w.Has(current), w.Has(dated))
@@ -176,27 +157,27 @@ func TestPowerCutWhileMoving(t *testing.T) {
 				lines = nil
 			}
 			w.UseSingleMaster()
-			w.mustBoot()
+			w.MustBoot()
 			w.Put(ondisk.IPVSLearned, "{}")
-			w.rebuild()
+			w.Rebuild()
 			next := w.Site(append(lines, worldtest.WithToken)...)
 			if form == "unpinned" {
 				next = unpin(next)
 			}
 			w.Stamp(worldtest.SlotDevice, next)
 			w.PowerOn()
-			whole := w.clone(t)
-			whole.mustBoot()
+			whole := w.Clone(t)
+			whole.MustBoot()
 			// The effects after this one are those of a first boot.
 			left := slices.Index(whole.EffectNames, "remove "+member.LeavingFile)
 			if left < 10 {
 				t.Fatalf("the machine left its cluster after %d effects: %v", left, whole.EffectNames)
 			}
 			followed := map[[32]byte]bool{}
-			for n := slices.Index(whole.EffectNames, "write "+member.LeavingFile); n < left+3; n += everyCut() {
-				cut := w.clone(t)
+			for n := slices.Index(whole.EffectNames, "write "+member.LeavingFile); n < left+3; n += worldtest.EveryCut() {
+				cut := w.Clone(t)
 				cut.PowerCutAt = n + 1
-				if err := cut.boot(); err == nil {
+				if err := cut.Boot(); err == nil {
 					t.Fatalf("cut at %d: the machine continued after the power cut", n)
 				}
 				at := cut.EffectNames[len(cut.EffectNames)-1]
@@ -207,7 +188,7 @@ func TestPowerCutWhileMoving(t *testing.T) {
 					continue // the state after another cut is the same
 				}
 				followed[state] = true
-				if err := cut.boot(); err != nil {
+				if err := cut.Boot(); err != nil {
 					t.Fatalf("cut at %s: %v\n%s", at, err, strings.Join(cut.Console, "\n"))
 				}
 				wantMember(t, cut, cut.Joins)
@@ -221,13 +202,13 @@ func TestPowerCutWhileMoving(t *testing.T) {
 func TestMoveWithoutAToken(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.mustBoot()
-	ipvs, former := w.Get(ondisk.IPVSConfig), w.rebuild()
+	w.MustBoot()
+	ipvs, former := w.Get(ondisk.IPVSConfig), w.Rebuild()
 	w.Stamp(worldtest.SlotDevice, strings.Replace(w.Site(), "192.0.2.13", "192.0.2.14", 1))
 	for _, offline := range []bool{false, true} {
 		w.PowerOn()
 		w.Offline = offline
-		if err := w.boot(); err == nil || !w.ConsoleHas("FAILED cluster: the Site names another cluster") || !w.ConsoleHas(former.Pin) || !w.ConsoleHas("put a token of the other cluster into site.yaml") {
+		if err := w.Boot(); err == nil || !w.ConsoleHas("FAILED cluster: the Site names another cluster") || !w.ConsoleHas(former.Pin) || !w.ConsoleHas("put a token of the other cluster into site.yaml") {
 			t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 		}
 		if w.Get(ondisk.IPVSConfig) != ipvs || w.Get(ondisk.KubeCA) != string(former.CAPEM) || member.Enrolled(w.Env()) != nil || w.Units[ondisk.UnitKubelet] != "active" {
@@ -238,7 +219,7 @@ func TestMoveWithoutAToken(t *testing.T) {
 	w.Stamp(worldtest.SlotDevice, unpin(w.Site()))
 	w.PowerOn()
 	w.Offline = false
-	if err := w.boot(); err == nil || !w.ConsoleHas("the API servers do not belong to the cluster that this machine has joined") || member.Enrolled(w.Env()) != nil ||
+	if err := w.Boot(); err == nil || !w.ConsoleHas("the API servers do not belong to the cluster that this machine has joined") || member.Enrolled(w.Env()) != nil ||
 		w.State().Result != ondisk.ResultWaiting || w.ConsoleHas("tried again") || w.ConsoleHas("FAILED") {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
@@ -248,7 +229,7 @@ func TestMoveWithoutAToken(t *testing.T) {
 	// Offline, an unpinned node continues.
 	w.PowerOn()
 	w.Offline = true
-	if err := w.boot(); err == nil || w.State().Result != ondisk.ResultWaiting || w.ConsoleHas("FAILED") || w.ConsoleHas("tried again") {
+	if err := w.Boot(); err == nil || w.State().Result != ondisk.ResultWaiting || w.ConsoleHas("FAILED") || w.ConsoleHas("tried again") {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 }
@@ -265,14 +246,14 @@ func TestMoveWaitsForTheOtherCluster(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := nativeWorld(t)
-			w.mustBoot()
-			w.rebuild()
+			w.MustBoot()
+			w.Rebuild()
 			ipvs, ca := w.Get(ondisk.IPVSConfig), w.Get(ondisk.KubeCA)
 			spoil(w)
 			site := strings.Replace(w.Site(worldtest.WithToken), "192.0.2.13", "192.0.2.14", 1)
 			w.Stamp(worldtest.SlotDevice, site)
 			w.PowerOn()
-			if err := w.boot(); err == nil {
+			if err := w.Boot(); err == nil {
 				t.Fatal("the machine moved to the other cluster")
 			}
 			if w.Get(ondisk.IPVSConfig) != ipvs || w.Get(ondisk.KubeCA) != ca || member.Enrolled(w.Env()) != nil || w.SlotSite(worldtest.SlotDevice) != site {
@@ -282,7 +263,7 @@ func TestMoveWaitsForTheOtherCluster(t *testing.T) {
 			w.Cluster.TokenRevoked = false
 			delete(w.Cluster.Nodes, "edge-sn0042")
 			w.PowerOn()
-			w.mustBoot()
+			w.MustBoot()
 			wantMember(t, w, 2)
 		})
 	}
@@ -293,11 +274,11 @@ func TestMoveWaitsForTheOtherCluster(t *testing.T) {
 func TestSlipInThePins(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.mustBoot()
+	w.MustBoot()
 	site := strings.Replace(w.Site(worldtest.WithToken), w.Cluster.Pin, "sha256:"+strings.Repeat("0", 64), 1)
 	w.Stamp(worldtest.SlotDevice, site)
 	w.PowerOn()
-	if err := w.boot(); err == nil || !w.ConsoleHas("FAILED cluster") || !w.ConsoleHas("compare caCertHashes") {
+	if err := w.Boot(); err == nil || !w.ConsoleHas("FAILED cluster") || !w.ConsoleHas("compare caCertHashes") {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	if member.Enrolled(w.Env()) != nil || w.SlotSite(worldtest.SlotDevice) != site {
@@ -310,8 +291,8 @@ func TestSlipInThePins(t *testing.T) {
 func TestTwoClustersInReach(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.mustBoot()
-	former := w.rebuild()
+	w.MustBoot()
+	former := w.Rebuild()
 	w.Stamp(worldtest.SlotDevice, strings.ReplaceAll(w.Site(worldtest.WithToken), "192.0.2.1", "192.0.2.2"))
 	w.PowerOn()
 	e := w.Env()
@@ -334,8 +315,8 @@ func TestTwoClustersInReach(t *testing.T) {
 func TestMoveUnderAnotherName(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.mustBoot()
-	w.rebuild()
+	w.MustBoot()
+	w.Rebuild()
 	w.Stamp(worldtest.SlotDevice, strings.Replace(w.Site(worldtest.WithToken), "edge-{{.Serial}}", "other", 1))
 	w.PowerOn()
 	w.BeforeEffect = func(effect string) {
@@ -343,7 +324,7 @@ func TestMoveUnderAnotherName(t *testing.T) {
 			t.Error("the machine was renamed while it was a member of the old cluster")
 		}
 	}
-	w.mustBoot()
+	w.MustBoot()
 	wantMember(t, w, 2)
 	if w.Cluster.Nodes["other"] == nil || strings.TrimSpace(w.Get("/etc/hostname")) != "other" {
 		t.Errorf("the host name is %s, the cluster has the nodes %v", w.Get("/etc/hostname"), w.Cluster.Nodes)
@@ -357,11 +338,11 @@ func TestCAOfADiscoveryThatNeverJoined(t *testing.T) {
 	for _, pinned := range []bool{true, false} {
 		w := nativeWorld(t)
 		w.JoinError = func(n int) error { return errors.New("kubelet is not well") }
-		if err := w.boot(); err == nil || !w.Has(ondisk.KubeCA) {
+		if err := w.Boot(); err == nil || !w.Has(ondisk.KubeCA) {
 			t.Fatal("the CA is missing")
 		}
 		w.JoinError = nil
-		w.rebuild()
+		w.Rebuild()
 		site := w.Site(worldtest.WithToken)
 		if !pinned {
 			site = unpin(site)
@@ -396,13 +377,13 @@ func TestDiscoveryOfAnotherSite(t *testing.T) {
 			w.BeforeEffect = nil
 			w.JoinError = func(n int) error {
 				w.JoinError = nil
-				w.rebuild()
+				w.Rebuild()
 				w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken))
 				return errors.New("kubelet is not well")
 			}
 		}
 	}
-	w.mustBoot()
+	w.MustBoot()
 	wantMember(t, w, 2)
 }
 
@@ -410,11 +391,11 @@ func TestDiscoveryOfAnotherSite(t *testing.T) {
 func TestSlipInTheName(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.mustBoot()
+	w.MustBoot()
 	w.Stamp(worldtest.SlotDevice, strings.Replace(w.Site(), "edge-{{.Serial}}", "other", 1))
 	for range 2 {
 		w.PowerOn()
-		if err := w.boot(); err == nil || !w.ConsoleHas("enrolled as edge-sn0042, but the Site names it other") {
+		if err := w.Boot(); err == nil || !w.ConsoleHas("enrolled as edge-sn0042, but the Site names it other") {
 			t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 		}
 		if name := w.Get("/proc/sys/kernel/hostname") + w.Get("/etc/hostname"); name != "edge-sn0042\nedge-sn0042\n" {
@@ -430,18 +411,18 @@ func TestSlipInTheName(t *testing.T) {
 // card, when another card becomes the first one.
 func TestNewCardSortsFirst(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, "testdata/machine.txtar")
+	w := newWorld(t)
 	site := func(lines ...string) string {
 		return strings.Replace(w.Site(lines...), "edge-{{.Serial}}", "edge-{{.MAC}}", 1)
 	}
 	w.Stamp(worldtest.SlotDevice, site(worldtest.WithToken))
-	w.mustBoot()
+	w.MustBoot()
 	w.Put("/sys/class/net/enp1s0/address", "52:54:00:00:00:01\n")
 	w.Put("/sys/class/net/enp1s0/device/vendor", "0x8086\n")
 	for _, s := range []string{site(), site("report: {url: 'https://report.example/'}")} {
 		w.Stamp(worldtest.SlotDevice, s)
 		w.PowerOn()
-		w.mustBoot()
+		w.MustBoot()
 		if name := strings.TrimSpace(w.Get("/proc/sys/kernel/hostname")); name != "edge-525400123456" || w.Joins != 1 {
 			t.Errorf("the host name is %s, and kubeadm joined %d times", name, w.Joins)
 		}
@@ -449,7 +430,7 @@ func TestNewCardSortsFirst(t *testing.T) {
 	// A typing error in the name is still rejected.
 	w.Stamp(worldtest.SlotDevice, strings.Replace(site(), "edge-{{.MAC}}", "shop-{{.MAC}}", 1))
 	w.PowerOn()
-	if err := w.boot(); err == nil || !w.ConsoleHas("enrolled as edge-525400123456, but the Site names it shop-") {
+	if err := w.Boot(); err == nil || !w.ConsoleHas("enrolled as edge-525400123456, but the Site names it shop-") {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 }
@@ -458,10 +439,10 @@ func TestNewCardSortsFirst(t *testing.T) {
 // keeps it.
 func TestNewCardAndAnExpiredCertificate(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, "testdata/machine.txtar")
+	w := newWorld(t)
 	site := strings.Replace(w.Site(worldtest.WithToken), "edge-{{.Serial}}", "edge-{{.MAC}}", 1)
 	w.Stamp(worldtest.SlotDevice, site)
-	w.mustBoot()
+	w.MustBoot()
 	w.Put("/sys/class/net/enp1s0/address", "52:54:00:00:00:01\n")
 	w.Put("/sys/class/net/enp1s0/device/vendor", "0x8086\n")
 	w.Now = w.Now.AddDate(2, 0, 0)
@@ -474,7 +455,7 @@ func TestNewCardAndAnExpiredCertificate(t *testing.T) {
 	w.Stamp(worldtest.SlotDevice, site)
 	for range 2 {
 		w.PowerOn()
-		w.mustBoot()
+		w.MustBoot()
 		wantMember(t, w, 3)
 		if name := strings.TrimSpace(w.Get("/proc/sys/kernel/hostname")); name != "edge-525400123456" {
 			t.Errorf("the host name is %s", name)
@@ -491,17 +472,17 @@ func TestNewTokenWhileOffline(t *testing.T) {
 		"masters down": func(w *world, on bool) { w.Cluster.AllDown(on) },
 	} {
 		w := nativeWorld(t)
-		w.mustBoot()
+		w.MustBoot()
 		w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken))
 		w.PowerOn()
 		away(w, true)
-		if err := w.boot(); err == nil || !strings.Contains(w.SlotSite(worldtest.SlotDevice), worldtest.TestToken) {
+		if err := w.Boot(); err == nil || !strings.Contains(w.SlotSite(worldtest.SlotDevice), worldtest.TestToken) {
 			t.Errorf("%s: the token was forgotten unused (%v)\n%s", name, err, strings.Join(w.Console, "\n"))
 		}
 		away(w, false)
 		w.PowerOn()
-		w.mustBoot()
-		noSecret(t, w)
+		w.MustBoot()
+		w.NoSecret()
 	}
 }
 
@@ -510,7 +491,7 @@ func TestNewTokenWhileOffline(t *testing.T) {
 func TestRejoinIsSeenReady(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.mustBoot()
+	w.MustBoot()
 	w.Now = w.Now.AddDate(2, 0, 0)
 	w.Cluster.Nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
 	w.Cluster.NodeRevives = true
@@ -521,17 +502,9 @@ func TestRejoinIsSeenReady(t *testing.T) {
 			w.Offline = true
 		}
 	}
-	if err := w.boot(); err == nil || !strings.Contains(w.SlotSite(worldtest.SlotDevice), worldtest.TestToken) || w.Has(member.ReadyMark) {
+	if err := w.Boot(); err == nil || !strings.Contains(w.SlotSite(worldtest.SlotDevice), worldtest.TestToken) || w.Has(member.ReadyMark) {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-}
-
-// bearAgain recreates the cluster, empty and with the same keys. ipvscare
-// then sends no traffic to its API servers.
-func (w *world) bearAgain() {
-	w.Cluster.Recreations++
-	w.Cluster.Nodes = map[string]*kubeapi.Node{}
-	w.Cluster.Down[worldtest.Endpoint] = true
 }
 
 // wantJoined checks the records of the cluster that first boot and ipvscare have.
@@ -564,12 +537,12 @@ func TestClusterBornAgain(t *testing.T) {
 			case "staticPod":
 				w, lines = podWorld(t), []string{"nodeType: edge", "nodePool: shanghai"}
 			}
-			w.mustBoot()
+			w.MustBoot()
 			w.wantJoined(0)
-			w.bearAgain()
+			w.RecreateCluster()
 			for range 2 {
 				w.PowerOn()
-				if err := w.boot(); err == nil || w.State().Result != ondisk.ResultWaiting || !w.ConsoleHas("the API servers are of another cluster with the same keys (cluster-info had UID info-0, Node edge-sn0042 node-0)") {
+				if err := w.Boot(); err == nil || w.State().Result != ondisk.ResultWaiting || !w.ConsoleHas("the API servers are of another cluster with the same keys (cluster-info had UID info-0, Node edge-sn0042 node-0)") {
 					t.Fatalf("%v, %s\n%s", err, w.State().Result, strings.Join(w.Console, "\n"))
 				}
 				if w.ConsoleHas("FAILED") || w.Joins != 1 || member.Enrolled(w.Env()) != nil || w.Units[ondisk.UnitKubelet] != "active" {
@@ -586,7 +559,7 @@ func TestClusterBornAgain(t *testing.T) {
 				}
 			}
 			w.PowerOn()
-			w.mustBoot()
+			w.MustBoot()
 			wantMember(t, w, 2)
 			w.wantJoined(1)
 			if !w.ConsoleHas("the cluster was bootstrapped again with the same keys, and the Site has a token for it: joining it again") {
@@ -665,7 +638,7 @@ func TestExpiredWhileClusterInfoIsMadeAnew(t *testing.T) {
 				tt.world = func(t *testing.T) *world { return nativeWorld(t) }
 			}
 			w := tt.world(t)
-			w.mustBoot()
+			w.MustBoot()
 			noted := w.Get(member.JoinedCluster)
 			w.Now, w.ClockSynced = w.Now.AddDate(3, 0, 0), true
 			w.Cluster.Recreations += tt.recreations
@@ -677,7 +650,7 @@ func TestExpiredWhileClusterInfoIsMadeAnew(t *testing.T) {
 			w.asIPVScare()
 			w.PowerOn()
 			joins := w.Joins
-			err := w.boot()
+			err := w.Boot()
 			if joined := w.Joins > joins; joined != (tt.said == "") || joined != (err == nil) {
 				t.Fatalf("joined again: %v, %v\n%s", joined, err, strings.Join(w.Console, "\n"))
 			}
@@ -694,271 +667,13 @@ func TestExpiredWhileClusterInfoIsMadeAnew(t *testing.T) {
 	}
 }
 
-// TestNotBornAgain checks that the cluster counts as the same after a person has recreated
-// cluster-info, or deleted the Node.
-func TestNotBornAgain(t *testing.T) {
-	t.Parallel()
-	for name, change := range map[string]func(*worldtest.Cluster){
-		"cluster-info made anew": func(c *worldtest.Cluster) { c.Recreations++ },
-		"Node deleted":           func(c *worldtest.Cluster) { delete(c.Nodes, "edge-sn0042") },
-		"cluster-info hidden":    func(c *worldtest.Cluster) { c.NoAnonymous = true },
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := nativeWorld(t)
-			w.mustBoot()
-			change(w.Cluster)
-			site, err := site.Parse([]byte(w.Site()))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if member.Recreated(t.Context(), w.Env(), site) {
-				t.Error("the same cluster counts as another one")
-			}
-			w.bearAgain()
-			if name != "cluster-info hidden" && !member.Recreated(t.Context(), w.Env(), site) {
-				t.Error("another cluster counts as the same one")
-			}
-		})
-	}
-}
-
-// TestBornAgainBeforeItPublishes checks that the Service's UID identifies a recreated cluster
-// without cluster-info, and the same cluster with a new cluster-info and Node. Old records lack
-// this UID.
-func TestBornAgainBeforeItPublishes(t *testing.T) {
-	t.Parallel()
-	for name, tt := range map[string]struct {
-		change    func(w *world)
-		again     bool
-		isUnclear bool
-	}{
-		"born again, and not published": {func(w *world) { w.bearAgain(); w.Cluster.NoClusterInfo = true }, true, false},
-		"born again a moment ago":       {func(w *world) { w.bearAgain(); w.Cluster.NoClusterInfo, w.Cluster.ServiceReadDenied = true, true }, false, true},
-		"cluster-info and the Node deleted": {func(w *world) {
-			w.Cluster.NoClusterInfo = true
-			delete(w.Cluster.Nodes, "edge-sn0042")
-		}, false, false},
-		"not published, by an old note": {func(w *world) {
-			w.Put(member.JoinedCluster, strings.Replace(w.Get(member.JoinedCluster), `,"serviceUID":"service-0"`, "", 1))
-			w.bearAgain()
-			w.Cluster.NoClusterInfo = true
-		}, false, true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := nativeWorld(t)
-			w.mustBoot()
-			tt.change(w)
-			site, err := site.Parse([]byte(w.Site()))
-			if err != nil {
-				t.Fatal(err)
-			}
-			w.Unregistered = false // ipvscare blocks kubelet's connections
-			if again, unclear := member.CheckRecreated(t.Context(), w.Env(), site); again != tt.again || (unclear != nil) != tt.isUnclear {
-				t.Errorf("the cluster was recreated: %v, unclear: %v", again, unclear)
-			}
-		})
-	}
-}
-
-// TestOldNoteGetsTheService checks that a node from a former release adds the Service's UID to its
-// record when it is Ready again. If it may not read the Service, it continues with two UIDs.
-func TestOldNoteGetsTheService(t *testing.T) {
-	t.Parallel()
-	for _, hidden := range []bool{false, true} {
-		w := nativeWorld(t)
-		w.Cluster.ServiceReadDenied = true
-		w.mustBoot()
-		want := ondisk.IPVSJoined{ClusterInfo: "info-0", Node: "edge-sn0042", NodeUID: "node-0"}
-		w.wantNoted(want)
-		if w.Cluster.ServiceReadDenied = hidden; !hidden {
-			want.ServiceUID = "service-0"
-		}
-		w.PowerOn()
-		w.mustBoot()
-		w.wantNoted(want)
-		w.Cluster.ServiceReadDenied = true // temporarily
-		w.PowerOn()
-		w.mustBoot()
-		w.wantNoted(want)
-	}
-}
-
-// TestUnclearWhetherBornAgain checks that the reason why an API server does not show its cluster is
-// reported in addition to the endpoint's error.
-func TestUnclearWhetherBornAgain(t *testing.T) {
-	t.Parallel()
-	w := nativeWorld(t)
-	w.mustBoot()
-	w.Cluster.NoAnonymous, w.Cluster.ServiceReadDenied = true, true
-	w.bearAgain()
-	site, err := site.Parse([]byte(w.Site()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = join.WaitForEndpoint(t.Context(), w.Env(), site)
-	for _, want := range []string{"does not answer on this machine", "their cluster could not be verified: ", ": /api/v1/namespaces/kube-public/configmaps/cluster-info answered 401"} {
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("error lacks %q: %v", want, err)
-		}
-	}
-}
-
-// TestBornAgainFarAway checks a recreated cluster over a satellite link: each connection takes a
-// second and a half, and a check needs three connections.
-func TestBornAgainFarAway(t *testing.T) {
-	t.Parallel()
-	w := nativeWorld(t)
-	w.mustBoot()
-	w.bearAgain()
-	site, err := site.Parse([]byte(w.Site()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	e := w.Env()
-	dial := e.Dial
-	e.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		select {
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		case <-time.After(1500 * time.Millisecond):
-			return dial(ctx, network, addr)
-		}
-	}
-	if !member.Recreated(t.Context(), e, site) {
-		t.Error("another cluster is not recognized")
-	}
-}
-
-// TestNodeOfAFormerRelease checks that a node without a record of its cluster makes one when it is
-// Ready again. If nodes may not read cluster-info, it continues without a record.
-func TestNodeOfAFormerRelease(t *testing.T) {
-	t.Parallel()
-	w := nativeWorld(t)
-	w.mustBoot()
-	if err := os.Remove(w.HostPath(member.JoinedCluster)); err != nil {
-		t.Fatal(err)
-	}
-	hidden := w.clone(t)
-	w.PowerOn()
-	w.mustBoot()
-	w.wantJoined(0)
-
-	hidden.Cluster.NoAnonymous = true
-	hidden.PowerOn()
-	hidden.mustBoot()
-	if hidden.Has(member.JoinedCluster) || strings.Contains(hidden.Get(ondisk.IPVSConfig), "joined") {
-		t.Error("UIDs that could not be read were recorded")
-	}
-}
-
-// TestNoteOfTheClusterFollowsIt checks the record of a cluster in which cluster-info is recreated
-// and, much later, the Node is deleted, as in the documentation. Each of the UIDs identifies the
-// cluster for a while.
-func TestNoteOfTheClusterFollowsIt(t *testing.T) {
-	t.Parallel()
-	w := nativeWorld(t)
-	w.mustBoot()
-	site, err := site.Parse([]byte(w.Site()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	w.Cluster.Recreations++ // changes cluster-info's UID
-	w.PowerOn()
-	w.mustBoot()
-	w.wantNoted(ondisk.IPVSJoined{ClusterInfo: "info-1", Node: "edge-sn0042", NodeUID: "node-0", ServiceUID: "service-1"})
-
-	own := *w.Cluster.Nodes["edge-sn0042"]
-	delete(w.Cluster.Nodes, "edge-sn0042")
-	if member.Recreated(t.Context(), w.Env(), site) {
-		t.Error("after the Node was deleted, the same cluster counts as another one")
-	}
-	own.Metadata.UID = "node-anew" // after kubelet has registered again
-	w.Cluster.Nodes["edge-sn0042"] = &own
-	w.PowerOn()
-	w.mustBoot()
-	w.wantNoted(ondisk.IPVSJoined{ClusterInfo: "info-1", Node: "edge-sn0042", NodeUID: "node-anew", ServiceUID: "service-1"})
-}
-
-// wantNoted checks the records of the cluster that first boot and ipvscare have.
-func (w *world) wantNoted(want ondisk.IPVSJoined) {
-	w.T.Helper()
-	if got := member.ReadJoinedCluster(w.Env()); got == nil || *got != want {
-		w.T.Errorf("the record is %+v, want %+v", got, want)
-	}
-	var conf ondisk.IPVS
-	if err := json.Unmarshal([]byte(w.Get(ondisk.IPVSConfig)), &conf); err != nil {
-		w.T.Fatal(err)
-	}
-	if got := conf.Servers[0].Joined; got == nil || *got != want {
-		w.T.Errorf("ipvscare's configuration has %+v, want %+v", got, want)
-	}
-}
-
-// TestNoteIsNotTakenFromAnotherCluster checks that a cluster that shows none of the recorded UIDs
-// is not recorded, although it accepts the node's certificate and its Node is Ready.
-func TestNoteIsNotTakenFromAnotherCluster(t *testing.T) {
-	t.Parallel()
-	for _, disabled := range []bool{false, true} {
-		var lines []string
-		if disabled {
-			lines = append(lines, "ipvs: {disabled: true}")
-		}
-		w := nativeWorld(t, lines...)
-		w.mustBoot()
-		before := w.Get(member.JoinedCluster)
-		w.Cluster.Recreations++
-		w.Cluster.Nodes["edge-sn0042"].Metadata.UID = "node-1"
-		w.PowerOn()
-		w.Patience = time.Minute
-		err := w.boot()
-		if got := w.Get(member.JoinedCluster); got != before {
-			t.Errorf("IPVS disabled %v: the record is %s, it was %s", disabled, got, before)
-		}
-		if said := w.ConsoleHas("the API servers are of another cluster with the same keys"); said == disabled || (err == nil) != disabled {
-			t.Errorf("IPVS disabled %v: %v, said %v", disabled, err, said)
-		}
-	}
-}
-
-// TestNoteIsOfOneAPIServer checks that recorded UIDs come from one API server: two requests through
-// the endpoint, for cluster-info and for the Node, may be answered by two different ones.
-func TestNoteIsOfOneAPIServer(t *testing.T) {
-	t.Parallel()
-	w := nativeWorld(t)
-	w.mustBoot()
-	reborn := worldtest.NewClusterOf(t, w.Cluster.CA, w.Cluster.Key)
-	reborn.Attach(w.World)
-	reborn.Recreations = 7
-	e := w.Env()
-	_, n, err := member.OwnNode(t.Context(), e, "edge-sn0042")
-	if err != nil {
-		t.Fatal(err)
-	}
-	w.Cluster.Mu.Lock()
-	w.Cluster.OtherClusters = map[string]*worldtest.Cluster{worldtest.Endpoint: reborn, "192.0.2.13:6443": reborn}
-	w.Cluster.Mu.Unlock()
-	spec, err := site.Parse([]byte(w.Site()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	active := &site.Active{Site: spec, Node: "edge-sn0042"}
-	if now, err := member.ClusterNow(t.Context(), e, n); err != nil || now.ClusterInfo != "info-7" {
-		t.Fatalf("the endpoint shows %+v, %v", now, err)
-	}
-	if note, err := member.ClusterToSave(t.Context(), e, active.Site, n); err != nil || note != nil {
-		t.Errorf("the new record would be %+v, %v", note, err)
-	}
-}
-
 // TestDamagedIPVSConfigKeepsNobody checks that with a damaged ipvs.json, a machine can still leave
 // its cluster or disable IPVS. ipvscare removes its rules then too.
 func TestDamagedIPVSConfigKeepsNobody(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{"", "{", "{}", "\x00\x00", `{"version":7}`} {
 		w := nativeWorld(t)
-		w.mustBoot()
+		w.MustBoot()
 		cleaned := func(what string) {
 			t.Helper()
 			if n := slices.Index(w.EffectNames, "run ipvscare clean"); n < 0 {
@@ -975,19 +690,19 @@ func TestDamagedIPVSConfigKeepsNobody(t *testing.T) {
 		w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken))
 		delete(w.Cluster.Nodes, "edge-sn0042")
 		w.PowerOn()
-		w.mustBoot()
+		w.MustBoot()
 
-		w.rebuild()
+		w.Rebuild()
 		w.Put(ondisk.IPVSConfig, text)
 		w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken))
 		w.PowerOn()
-		w.mustBoot()
+		w.MustBoot()
 		cleaned("move")
 
 		w.Stamp(worldtest.SlotDevice, w.Site("ipvs: {disabled: true}"))
 		w.PowerOn()
 		w.Put(ondisk.IPVSConfig, text)
-		w.mustBoot()
+		w.MustBoot()
 		cleaned("without IPVS")
 		if w.Has(ondisk.IPVSConfig) {
 			t.Errorf("%q: ipvs.json still exists", text)

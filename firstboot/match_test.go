@@ -22,23 +22,23 @@ func TestASiteForAnotherMachine(t *testing.T) {
 				w := nativeWorld(t)
 				w.setStickPolicy(ondisk.SitesAlways, key)
 				if member {
-					w.mustBoot()
+					w.MustBoot()
 				} else {
 					w.Stamp(worldtest.SlotDevice, "")
 				}
 				files := map[string]string{ondisk.SlotSite: w.reportTo("other", worldtest.WithToken, rootKey, match)}
 				switch from {
 				case "slot":
-					w.stampAt(worldtest.SlotDevice, day(9), files)
+					w.StampAt(worldtest.SlotDevice, worldtest.Day(9), files)
 				case "stick":
-					w.plug("")
-					w.stampAt(stickDev, day(9), files)
+					w.Plug("")
+					w.StampAt(worldtest.StickDevice, worldtest.Day(9), files)
 				default:
-					w.signed(key, day(9), nil, files)
+					w.signed(key, worldtest.Day(9), nil, files)
 				}
 				w.PowerOn()
 				w.Patience = 30 * time.Second
-				if err := w.boot(); (err == nil) != member {
+				if err := w.Boot(); (err == nil) != member {
 					t.Errorf("%s, %s, member %v: %v", match, from, member, err)
 				}
 				if w.Has("/root/.ssh/authorized_keys") || !w.ConsoleHas("the Site is for another machine (match)") {
@@ -54,19 +54,19 @@ func TestASiteForAnotherMachine(t *testing.T) {
 func TestASiteForThisMachine(t *testing.T) {
 	t.Parallel()
 	for _, from := range []string{"slot", "stick"} {
-		w := newWorld(t, "testdata/machine.txtar")
+		w := newWorld(t)
 		site := w.Site(worldtest.WithToken, "match: {serial: sn0042, macs: ['52:54:00:12:34:56']}")
 		if w.Stamp(worldtest.SlotDevice, site); from == "stick" {
 			w.Stamp(worldtest.SlotDevice, "")
-			w.plug(site)
+			w.Plug(site)
 		}
-		w.mustBoot()
+		w.MustBoot()
 		if got := w.SlotSite(worldtest.SlotDevice); w.Joins != 1 || strings.Contains(got, "match") || !strings.Contains(got, "edge-{{.Serial}}") {
 			t.Errorf("%s: %d joins, the slot has\n%s", from, w.Joins, got)
 		}
 		w.Put("/sys/class/net/enp1s0/address", "52:54:00:99:99:99\n")
 		w.PowerOn()
-		w.mustBoot()
+		w.MustBoot()
 		if w.State().Result != ondisk.ResultDone || w.ConsoleHas("is ignored: its Site") && from == "slot" {
 			t.Errorf("%s:\n%s", from, strings.Join(w.Console, "\n"))
 		}
@@ -91,27 +91,27 @@ func TestANeighboursSite(t *testing.T) {
 			t.Parallel()
 			w := nativeWorld(t)
 			w.setStickPolicy(ondisk.SitesSigned, key)
-			w.mustBoot()
+			w.MustBoot()
 			if c.expired { // and the join that would repair it has failed
 				w.expire()
 				w.JoinError = func(int) error { return errors.New("kubelet is not well") }
 				w.PowerOn()
-				if err := w.boot(); err == nil || member.HasCredentials(w.Env()) {
+				if err := w.Boot(); err == nil || member.HasCredentials(w.Env()) {
 					t.Fatal(err)
 				}
 				w.JoinError = nil
 			}
 			if c.moves {
-				w.rebuild()
+				w.Rebuild()
 			}
 			files := map[string]string{ondisk.SlotSite: strings.Replace(w.Site(worldtest.WithToken, rootKey), "edge-{{.Serial}}", "other", 1)}
 			if c.from == "slot" {
-				w.stampAt(worldtest.SlotDevice, day(9), files)
+				w.StampAt(worldtest.SlotDevice, worldtest.Day(9), files)
 			} else {
-				w.signed(key, day(19), nil, files)
+				w.signed(key, worldtest.Day(19), nil, files)
 			}
 			w.PowerOn()
-			err := w.boot()
+			err := w.Boot()
 			if c.moves {
 				if err != nil || w.Cluster.Nodes["other"] == nil || !w.Has("/root/.ssh/authorized_keys") {
 					t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
@@ -136,11 +136,11 @@ func TestANeighboursRepair(t *testing.T) {
 		{"other", false}, {"edge-sn0042", true}, {"EDGE-SN0042", true}, {"node-{{.MAC}}", true},
 	} {
 		w := nativeWorld(t)
-		w.mustBoot()
+		w.MustBoot()
 		w.setStickPolicy(ondisk.SitesRepair)
-		w.plug(strings.Replace(w.Site("network: {dns: [192.0.2.123]}"), "edge-{{.Serial}}", "'"+c.nodeName+"'", 1))
+		w.Plug(strings.Replace(w.Site("network: {dns: [192.0.2.123]}"), "edge-{{.Serial}}", "'"+c.nodeName+"'", 1))
 		w.PowerOn()
-		w.mustBoot()
+		w.MustBoot()
 		if strings.Contains(w.SlotSite(worldtest.SlotDevice), "192.0.2.123") != c.taken || w.ConsoleHas("stick /dev/sdb1 is ignored: this machine is enrolled as edge-sn0042, but the Site names it other") == c.taken {
 			t.Errorf("%s: %s\n%s", c.nodeName, w.SlotSite(worldtest.SlotDevice), strings.Join(w.Console, "\n"))
 		}

@@ -17,11 +17,11 @@ import (
 // checks that the boot rejects it.
 func wantNoStranger(t *testing.T, w *world, when string) {
 	t.Helper()
-	w.plug(w.Site(strangersKey, "network: {dns: [192.0.2.123]}"))
+	w.Plug(w.Site(strangersKey, "network: {dns: [192.0.2.123]}"))
 	w.PowerOn()
 	patience := w.Patience
 	w.Patience = 20 * time.Second // the stick is read at once, and the machine may never join
-	if err := w.boot(); err == nil {
+	if err := w.Boot(); err == nil {
 		t.Logf("%s: it is Ready", when)
 	}
 	w.Patience = patience
@@ -53,7 +53,7 @@ func TestAMemberThatFailsToJoinAgain(t *testing.T) {
 			w := world(t)
 			w.setStickPolicy(ondisk.SitesRepair)
 			w.UseSingleMaster()
-			w.mustBoot()
+			w.MustBoot()
 			if former {
 				if err := os.Remove(w.HostPath(member.RecordFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
 					t.Fatal(err)
@@ -62,21 +62,21 @@ func TestAMemberThatFailsToJoinAgain(t *testing.T) {
 			w.expire()
 			w.JoinError = func(int) error { return errors.New("kubelet is not well") }
 			w.PowerOn()
-			whole := w.clone(t)
-			if err := whole.boot(); err == nil || member.HasCredentials(whole.Env()) {
+			whole := w.Clone(t)
+			if err := whole.Boot(); err == nil || member.HasCredentials(whole.Env()) {
 				t.Fatalf("%s: the machine is still recorded as a member: %v", name, err)
 			}
-			wantNoStranger(t, whole.clone(t), name+": after a failed join")
+			wantNoStranger(t, whole.Clone(t), name+": after a failed join")
 
 			first := slices.Index(whole.EffectNames, "write "+member.JoinedFile)
 			last := slices.IndexFunc(whole.EffectNames, func(n string) bool { return strings.HasPrefix(n, "kubeadm writes ") })
 			if first < 0 || last < first {
 				t.Fatalf("%s: %q", name, whole.EffectNames)
 			}
-			for n := first; n <= last; n += everyCut() {
-				cut := w.clone(t)
+			for n := first; n <= last; n += worldtest.EveryCut() {
+				cut := w.Clone(t)
 				cut.PowerCutAt = n + 1
-				if err := cut.boot(); err == nil {
+				if err := cut.Boot(); err == nil {
 					t.Fatalf("%s: cut at %d: the machine continued after the power cut", name, n)
 				}
 				wantNoStranger(t, cut, name+": cut at "+whole.EffectNames[n])
@@ -92,10 +92,10 @@ func TestPowerCutAfterTheJoin(t *testing.T) {
 	w := nativeWorld(t)
 	w.setStickPolicy(ondisk.SitesRepair)
 	w.UseSingleMaster()
-	whole := w.clone(t)
-	whole.mustBoot()
+	whole := w.Clone(t)
+	whole.MustBoot()
 	w.PowerCutAt = slices.Index(whole.EffectNames, "write "+member.RecordFile) + 2
-	if err := w.boot(); err == nil || w.PowerCutAt == 1 {
+	if err := w.Boot(); err == nil || w.PowerCutAt == 1 {
 		t.Fatal("the power was not cut")
 	}
 	w.LoseUnsynced()
@@ -108,16 +108,16 @@ func TestOnlyResetMakesABlankMachine(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	w.setStickPolicy(ondisk.SitesRepair)
-	w.mustBoot()
+	w.MustBoot()
 	want := member.Record{Version: member.RecordVersion, Node: "edge-sn0042", CA: []string{w.Cluster.Pin}}
 	if got, ok := member.ReadRecord(w.Env()); !ok || got.Node != want.Node || !slices.Equal(got.CA, want.CA) || got.Version != want.Version {
 		t.Errorf("the record is %+v", got)
 	}
-	w.rebuild()
+	w.Rebuild()
 	w.JoinError = func(int) error { return errors.New("kubelet is not well") }
 	w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken))
 	w.PowerOn()
-	if err := w.boot(); err == nil || member.HasCredentials(w.Env()) {
+	if err := w.Boot(); err == nil || member.HasCredentials(w.Env()) {
 		t.Fatalf("the machine has not left its cluster: %v", err)
 	}
 	if got, ok := member.ReadRecord(w.Env()); !ok || got.Node != "" || got.CA != nil {
@@ -126,7 +126,7 @@ func TestOnlyResetMakesABlankMachine(t *testing.T) {
 	wantNoStranger(t, w, "on the way to another cluster")
 	w.JoinError = nil
 	w.PowerOn()
-	w.mustBoot()
+	w.MustBoot()
 	if got, ok := member.ReadRecord(w.Env()); !ok || got.Node != want.Node || !slices.Equal(got.CA, []string{w.Cluster.Pin}) {
 		t.Errorf("the record in the other cluster is %+v", got)
 	}
@@ -137,9 +137,9 @@ func TestOnlyResetMakesABlankMachine(t *testing.T) {
 		t.Error("after a reset the machine does not count as new")
 	}
 	delete(w.Cluster.Nodes, "edge-sn0042")
-	w.plug(w.Site(strangersKey, worldtest.WithToken))
+	w.Plug(w.Site(strangersKey, worldtest.WithToken))
 	w.PowerOn()
-	w.mustBoot()
+	w.MustBoot()
 	if !w.Has("/root/.ssh/authorized_keys") {
 		t.Error("after a reset the machine does not use the whole Site of a stick")
 	}
@@ -150,37 +150,24 @@ func TestOnlyResetMakesABlankMachine(t *testing.T) {
 func TestPowerCutWhileLeaving(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.mustBoot()
-	w.rebuild()
+	w.MustBoot()
+	w.Rebuild()
 	w.JoinError = func(int) error { return errors.New("kubelet is not well") }
 	w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken))
 	w.PowerOn()
-	whole := w.clone(t)
-	if err := whole.boot(); err == nil || member.HasCredentials(whole.Env()) {
+	whole := w.Clone(t)
+	if err := whole.Boot(); err == nil || member.HasCredentials(whole.Env()) {
 		t.Fatalf("the machine has not left its cluster: %v", err)
 	}
 	w.PowerCutAt = slices.Index(whole.EffectNames, "write "+member.LeavingFile) + 2
-	if err := w.boot(); err == nil || w.PowerCutAt == 1 || !member.HasCredentials(w.Env()) {
+	if err := w.Boot(); err == nil || w.PowerCutAt == 1 || !member.HasCredentials(w.Env()) {
 		t.Fatalf("the power was not cut: %v", err)
 	}
 	w.PowerOn()
-	if err := w.boot(); err == nil || member.HasCredentials(w.Env()) {
+	if err := w.Boot(); err == nil || member.HasCredentials(w.Env()) {
 		t.Fatalf("the machine has not left its cluster: %v", err)
 	}
 	if got, ok := member.ReadRecord(w.Env()); !ok || got.Node != "" || got.CA != nil {
 		t.Errorf("the record of a machine that has left its cluster is %+v", got)
-	}
-}
-
-// TestAnUnreadableRecord checks that an unreadable membership record, or one of a later release,
-// counts as a record.
-func TestAnUnreadableRecord(t *testing.T) {
-	t.Parallel()
-	for _, text := range []string{"", "{", `{"version":7,"node":{}}`} {
-		w := newWorld(t, "testdata/machine.txtar")
-		w.Put(member.RecordFile, text)
-		if got, ok := member.ReadRecord(w.Env()); !ok || got.Node != "" || !member.HasJoined(w.Env()) {
-			t.Errorf("%q: %+v, %v", text, got, ok)
-		}
 	}
 }

@@ -20,10 +20,10 @@ const wrongDNS = "192.0.3.1"
 // named returns an enrolled machine that knows its API server by a name.
 func named(t *testing.T) *world {
 	t.Helper()
-	w := newWorld(t, "testdata/machine.txtar", "master.example")
+	w := newWorld(t, "master.example")
 	w.DNSRecords, w.DeadDNSServer = map[string]string{"master.example": "192.0.2.11"}, wrongDNS
 	w.Stamp(worldtest.SlotDevice, w.namedSite(worldtest.WithToken))
-	w.mustBoot()
+	w.MustBoot()
 	return w
 }
 
@@ -52,7 +52,7 @@ func TestRollbackOfDNS(t *testing.T) {
 	w := named(t)
 	w.Stamp(worldtest.SlotDevice, w.namedSite("network: {dns: ["+wrongDNS+"]}"))
 	w.PowerOn()
-	w.mustBoot()
+	w.MustBoot()
 	if !w.ConsoleHas("the previous settings are back") {
 		t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
@@ -76,13 +76,13 @@ func TestRollbackThatIsKilled(t *testing.T) {
 		}, nil},
 		{"it had Wi-Fi, the corrected Site has not", func(t *testing.T) *world {
 			base := wirelessWorld(t, wifi)
-			base.mustBoot()
+			base.MustBoot()
 			base.Stamp(worldtest.SlotDevice, base.Site(address("192.0.3.50")))
 			return base
 		}, func(w *world) bool { return w.Units[unit] == "active" }},
 		{"it had none, the corrected Site has", func(t *testing.T) *world {
 			base := wirelessWorld(t, address("192.0.2.50"))
-			base.mustBoot()
+			base.MustBoot()
 			base.Stamp(worldtest.SlotDevice, base.Site(wifi))
 			return base
 		}, func(w *world) bool { return w.Units[unit] != "active" && w.networkHas("192.0.2.50/24") }},
@@ -97,18 +97,18 @@ func TestRollbackThatIsKilled(t *testing.T) {
 }
 
 func killAnywhere(t *testing.T, base *world, link func(*world) bool) {
-	for n := 1; ; n += everyCut() {
-		w := base.clone(t)
+	for n := 1; ; n += worldtest.EveryCut() {
+		w := base.Clone(t)
 		w.PowerCutAt = n
 		if link != nil {
 			w.NetworkWorks = func() bool { return link(w) }
 		}
-		if err := w.boot(); err != nil && !w.PoweredOff {
+		if err := w.Boot(); err != nil && !w.PoweredOff {
 			t.Fatal(err)
 		}
 		killed := w.PoweredOff
 		w.PowerCutAt, w.Patience = 0, time.Hour // a trial that was killed is repeated after a while
-		if err := w.boot(); err != nil {
+		if err := w.Boot(); err != nil {
 			t.Fatalf("killed at %d (%s): %v\n%s", n, w.EffectNames[n-1], err, strings.Join(w.Console, "\n"))
 		}
 		if w.asLoaded(t); t.Failed() {
@@ -148,10 +148,10 @@ func TestRollbackOfWiFi(t *testing.T) {
 			t.Parallel()
 			w := wirelessWorld(t, tt.former)
 			w.NetworkWorks = func() bool { return tt.link(w) }
-			w.mustBoot()
+			w.MustBoot()
 			w.Stamp(worldtest.SlotDevice, w.Site(tt.corrected))
 			w.PowerOn()
-			w.mustBoot()
+			w.MustBoot()
 			if !w.ConsoleHas("the previous settings are back") {
 				t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 			}
@@ -164,7 +164,7 @@ func TestRollbackOfWiFi(t *testing.T) {
 			// After another correction, nothing of either setting is left.
 			w.Stamp(worldtest.SlotDevice, w.Site())
 			w.NetworkWorks = nil
-			w.mustBoot()
+			w.MustBoot()
 			for _, when := range []string{"now", "after a boot"} {
 				if w.asLoaded(t); w.Units[unit] == "active" || w.Has(worldtest.WantsDir+unit) {
 					t.Errorf("%s, with a Site without Wi-Fi: %s is %q", when, unit, w.Units[unit])
@@ -180,11 +180,11 @@ func TestRollbackOfWiFi(t *testing.T) {
 func TestTrialGivesWiFiBack(t *testing.T) {
 	t.Parallel()
 	w := wirelessWorld(t, address("192.0.2.50"))
-	w.mustBoot()
+	w.MustBoot()
 	w.Stamp(worldtest.SlotDevice, w.Site(wifi))
 	w.PowerOn()
 	w.NetworkWorks, w.Patience = func() bool { return false }, 20*time.Minute
-	if err := w.boot(); err == nil {
+	if err := w.Boot(); err == nil {
 		t.Fatal("first boot succeeded without an uplink")
 	}
 	if !w.Has(network.TrialFile) {
@@ -236,7 +236,7 @@ func TestRemovedSettings(t *testing.T) {
 func TestRemovedDropins(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)
-	w.mustBoot()
+	w.MustBoot()
 	if !w.Has(hub.DropinFile) {
 		t.Fatal("no drop-in")
 	}

@@ -34,28 +34,18 @@ func (w *world) networkHas(words string) bool {
 	})
 }
 
-func count(names []string, words string) int {
-	n := 0
-	for _, name := range names {
-		if strings.Contains(name, words) {
-			n++
-		}
-	}
-	return n
-}
-
 // TestPowerCutDuringATrial cuts the power after a Site with new addresses arrives while the uplink
 // is dead. Once the uplink works, the new addresses are in effect.
 func TestPowerCutDuringATrial(t *testing.T) {
 	t.Parallel()
 	base := nativeWorld(t, address("192.0.2.50"))
-	if err := base.boot(); err != nil {
+	if err := base.Boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(base.Console, "\n"))
 	}
 	base.Stamp(worldtest.SlotDevice, base.Site(address("192.0.3.50")))
 	effects := cutOnTheWay(t, base, func(w *world) {
 		w.NetworkWorks = func() bool { return false }
-		if err := w.boot(); err == nil {
+		if err := w.Boot(); err == nil {
 			t.Fatal("first boot succeeded without an uplink")
 		}
 		w.NetworkWorks = nil
@@ -77,8 +67,8 @@ func TestPowerCutDuringATrial(t *testing.T) {
 func cutOnTheWay(t *testing.T, base *world, boot func(*world), look func(w *world, n int)) int {
 	t.Helper()
 	followed := map[[32]byte]bool{}
-	for n := 1; ; n += everyCut() {
-		w := base.clone(t)
+	for n := 1; ; n += worldtest.EveryCut() {
+		w := base.Clone(t)
 		w.PowerOn()
 		w.PowerCutAt = n
 		boot(w)
@@ -89,7 +79,7 @@ func cutOnTheWay(t *testing.T, base *world, boot func(*world), look func(w *worl
 		} else {
 			followed[state] = true
 		}
-		if err := w.boot(); err != nil {
+		if err := w.Boot(); err != nil {
 			t.Fatalf("cut at %d: %v\n%s", n, err, strings.Join(w.Console, "\n"))
 		}
 		look(w, n)
@@ -104,13 +94,13 @@ func cutOnTheWay(t *testing.T, base *world, boot func(*world), look func(w *worl
 func TestPowerCutDuringARollback(t *testing.T) {
 	t.Parallel()
 	base := nativeWorld(t, address("192.0.2.50"))
-	if err := base.boot(); err != nil {
+	if err := base.Boot(); err != nil {
 		t.Fatal(err)
 	}
 	base.Stamp(worldtest.SlotDevice, base.Site(address("192.0.3.50")))
 	cutOnTheWay(t, base, func(w *world) {
 		w.NetworkWorks = func() bool { return w.networkHas("192.0.2.50/24") }
-		if err := w.boot(); err != nil && !w.PoweredOff {
+		if err := w.Boot(); err != nil && !w.PoweredOff {
 			t.Fatal(err)
 		}
 	}, func(w *world, n int) {
@@ -125,16 +115,16 @@ func TestPowerCutDuringARollback(t *testing.T) {
 func TestDeadUplink(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, address("192.0.2.50"))
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatal(err)
 	}
 	w.Stamp(worldtest.SlotDevice, w.Site(address("192.0.3.50")))
 	w.PowerOn()
 	w.NetworkWorks, w.Patience = func() bool { return false }, 2*time.Hour
-	if err := w.boot(); err == nil {
+	if err := w.Boot(); err == nil {
 		t.Fatal("first boot succeeded without an uplink")
 	}
-	if flips := count(w.EffectNames, "networkctl reload"); flips > 1+2*len(network.TrialPauses) {
+	if flips := w.EffectCount("networkctl reload"); flips > 1+2*len(network.TrialPauses) {
 		t.Errorf("the addresses were changed %d times in %s", flips, w.Patience)
 	}
 	if !w.networkHas("192.0.3.50/24") {
@@ -145,15 +135,15 @@ func TestDeadUplink(t *testing.T) {
 	}
 	// It tries once more after a reboot, and then not again.
 	w.PowerOn()
-	if err := w.boot(); err == nil {
+	if err := w.Boot(); err == nil {
 		t.Fatal("first boot succeeded without an uplink")
 	}
-	if flips := count(w.EffectNames, "networkctl reload"); flips != 2 {
+	if flips := w.EffectCount("networkctl reload"); flips != 2 {
 		t.Errorf("after a boot the addresses were changed %d times", flips)
 	}
 	// The uplink works again.
 	w.NetworkWorks = nil
-	if err := w.boot(); err != nil || !w.networkHas("192.0.3.50/24") || w.Has(network.TrialFile) {
+	if err := w.Boot(); err != nil || !w.networkHas("192.0.3.50/24") || w.Has(network.TrialFile) {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 }
@@ -164,17 +154,17 @@ func TestCorrectedAfterARollback(t *testing.T) {
 	const withVLAN = "network: {interfaces: [{name: eth0, addresses: [192.0.2.50/24], vlans: [{id: 7, addresses: [198.51.100.5/24]}]}]}"
 	w := nativeWorld(t, withVLAN)
 	w.NetworkWorks = func() bool { return !w.networkHas("192.0.3.50/24") }
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatal(err)
 	}
 	w.Stamp(worldtest.SlotDevice, w.Site(address("192.0.3.50")))
 	w.PowerOn()
-	if err := w.boot(); err != nil || !w.networkHas("Id=7") {
+	if err := w.Boot(); err != nil || !w.networkHas("Id=7") {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	w.Stamp(worldtest.SlotDevice, w.Site(address("192.0.2.51")))
 	w.PowerOn()
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	if !w.networkHas("192.0.2.51/24") || w.networkHas("Id=7") || w.networkHas("192.0.2.50/24") || w.Has(network.TrialFile) {
@@ -186,22 +176,22 @@ func TestCorrectedAfterARollback(t *testing.T) {
 func TestTrialOfAnotherRoot(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, address("192.0.2.50"))
-	w.mustBoot()
+	w.MustBoot()
 	w.Stamp(worldtest.SlotDevice, w.Site(address("192.0.3.50")))
 	w.PowerOn()
 	w.NetworkWorks = func() bool { return w.networkHas("192.0.2.50/24") }
-	w.mustBoot()
+	w.MustBoot()
 	if !w.Has(network.TrialFile) {
 		t.Fatal("no other settings were tried")
 	}
-	w.exchangeRoot()
+	w.ExchangeRoot()
 	w.Stamp(worldtest.SlotDevice, w.Site(address("192.0.2.51")))
 	w.NetworkWorks = nil
 	w.PowerOn()
-	w.mustBoot()
+	w.MustBoot()
 	w.Stamp(worldtest.SlotDevice, w.Site())
 	w.PowerOn()
-	w.mustBoot()
+	w.MustBoot()
 	if w.networkHas("192.0.3.50") || w.networkHas("192.0.2.51") {
 		t.Error("settings of a replaced Site stay in place")
 	}
@@ -225,12 +215,12 @@ func TestNetworkRollsBack(t *testing.T) {
 		}
 		return false
 	}
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	w.Stamp(worldtest.SlotDevice, w.Site(settings("192.0.3.50")))
 	w.PowerOn()
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	if !w.ConsoleHas("the previous settings are back") || !w.NetworkWorks() {
@@ -238,7 +228,7 @@ func TestNetworkRollsBack(t *testing.T) {
 	}
 	// It is not tried again at the next boot.
 	w.PowerOn()
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatal(err)
 	}
 	if w.ConsoleHas("the previous settings are back") {
@@ -249,12 +239,12 @@ func TestNetworkRollsBack(t *testing.T) {
 func TestAddressChanged(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatal(err)
 	}
 	w.NodeAddr = netip.MustParseAddr("192.0.2.77")
 	w.PowerOn()
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatal(err)
 	}
 	if hosts := w.Get("/etc/hosts"); !strings.Contains(hosts, "192.0.2.77\tedge-sn0042") || strings.Contains(hosts, "192.0.2.50") || !strings.Contains(hosts, "localhost") {
@@ -379,10 +369,10 @@ func TestRollbackOfDropins(t *testing.T) {
 			t.Parallel()
 			w := nativeWorld(t, tt.former)
 			w.NetworkWorks = func() bool { return tt.link(w) }
-			w.mustBoot()
+			w.MustBoot()
 			w.Stamp(worldtest.SlotDevice, w.Site(tt.corrected))
 			w.PowerOn()
-			w.mustBoot()
+			w.MustBoot()
 			if !w.NetworkWorks() || !w.ConsoleHas("the previous settings are back") {
 				t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 			}
@@ -390,7 +380,7 @@ func TestRollbackOfDropins(t *testing.T) {
 			w.Stamp(worldtest.SlotDevice, w.Site("network: {dns: [192.0.2.9]}"))
 			w.NetworkWorks = nil
 			w.PowerOn()
-			w.mustBoot()
+			w.MustBoot()
 			if w.Has(mask) || w.Has("/etc/systemd/network/30-lan.network.d/10.conf") {
 				t.Error("a file of the previous settings is left")
 			}
@@ -405,21 +395,21 @@ func TestAddressChangesAfterARollback(t *testing.T) {
 	const dropin = "/etc/systemd/network/30-lan.network.d/10.conf"
 	w := nativeWorld(t, `ignition: '{"ignition":{"version":"3.4.0"},"storage":{"files":[{"path":"`+dropin+`","contents":{"source":"data:,%5BNetwork%5D%0ADHCP=yes%0A"}}]}}'`)
 	w.NetworkWorks = func() bool { return w.Has(dropin) }
-	w.mustBoot()
+	w.MustBoot()
 	w.Stamp(worldtest.SlotDevice, w.Site())
 	w.PowerOn()
-	if w.mustBoot(); !w.ConsoleHas("the previous settings are back") {
+	if w.MustBoot(); !w.ConsoleHas("the previous settings are back") {
 		t.Fatalf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
 	w.NodeAddr = netip.MustParseAddr("192.0.2.77")
 	w.PowerOn()
-	if w.mustBoot(); network.NodeAddress(w.Env()) != "192.0.2.77" || !w.Has(dropin) {
+	if w.MustBoot(); network.NodeAddress(w.Env()) != "192.0.2.77" || !w.Has(dropin) {
 		t.Fatalf("the address is %s", network.NodeAddress(w.Env()))
 	}
 	w.Stamp(worldtest.SlotDevice, w.Site("network: {dns: [192.0.2.9]}"))
 	w.NetworkWorks = nil
 	w.PowerOn()
-	if w.mustBoot(); w.Has(dropin) {
+	if w.MustBoot(); w.Has(dropin) {
 		t.Error("a file of the previous settings is left")
 	}
 }
@@ -444,10 +434,10 @@ func TestRollbackOfPermissions(t *testing.T) {
 				st, err := os.Stat(filepath.Join(w.Root, path))
 				return err == nil && st.Mode().Perm() == 0o640 && st.Sys().(*syscall.Stat_t).Gid == networkd
 			}
-			w.mustBoot()
+			w.MustBoot()
 			w.Stamp(worldtest.SlotDevice, w.Site(site(tt.corrected)))
 			w.PowerOn()
-			if err := w.boot(); err != nil || !w.NetworkWorks() || !w.ConsoleHas("the previous settings are back") {
+			if err := w.Boot(); err != nil || !w.NetworkWorks() || !w.ConsoleHas("the previous settings are back") {
 				t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 			}
 		})

@@ -51,7 +51,7 @@ func TestNodeIPSelects(t *testing.T) {
 			if nodeIP != "" {
 				w = twoCards(t, "nodeIP: '"+nodeIP+"'")
 			}
-			w.mustBoot()
+			w.MustBoot()
 			if got := network.NodeAddress(w.Env()); got != want {
 				t.Errorf("the address is %s, want %s", got, want)
 			}
@@ -61,15 +61,15 @@ func TestNodeIPSelects(t *testing.T) {
 		})
 	}
 	w := twoCards(t, "nodeIP: 10.0.0.0/8")
-	w.mustBoot()
+	w.MustBoot()
 	w.ExtraAddrs = append(w.ExtraAddrs, machine.InterfaceAddr{Interface: "eth1", Addr: netip.MustParseAddr("10.7.0.2")})
 	w.PowerOn()
-	if w.mustBoot(); network.NodeAddress(w.Env()) != "10.7.0.9" {
+	if w.MustBoot(); network.NodeAddress(w.Env()) != "10.7.0.9" {
 		t.Errorf("another address on the interface changed the node's address to %s", network.NodeAddress(w.Env()))
 	}
 	w.without("10.7.0.9")
 	w.PowerOn()
-	if w.mustBoot(); network.NodeAddress(w.Env()) != "10.7.0.2" {
+	if w.MustBoot(); network.NodeAddress(w.Env()) != "10.7.0.2" {
 		t.Errorf("without its address, the node has %s", network.NodeAddress(w.Env()))
 	}
 }
@@ -80,7 +80,7 @@ func TestNodeIPOfMadeInterfaces(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, "nodeIP: 10.0.0.0/8", "network: {interfaces: [{name: eth0, dhcp: true, vlans: [{id: 9, dhcp: true}]}]}")
 	w.ExtraAddrs = []machine.InterfaceAddr{{Interface: "cni0", Addr: netip.MustParseAddr("10.1.0.1")}, {Interface: "vlan9", Addr: netip.MustParseAddr("10.9.0.7")}}
-	if w.mustBoot(); network.NodeAddress(w.Env()) != "10.9.0.7" {
+	if w.MustBoot(); network.NodeAddress(w.Env()) != "10.9.0.7" {
 		t.Errorf("the address is %s", network.NodeAddress(w.Env()))
 	}
 }
@@ -90,7 +90,7 @@ func TestNodeIPOfMadeInterfaces(t *testing.T) {
 func TestNodeIPOfNoAddress(t *testing.T) {
 	t.Parallel()
 	w := twoCards(t, "nodeIP: 172.16.0.0/12")
-	if err := w.boot(); err == nil || w.State().Result == ondisk.ResultDone {
+	if err := w.Boot(); err == nil || w.State().Result == ondisk.ResultDone {
 		t.Fatalf("the machine joined: %v", err)
 	}
 	s := w.State()
@@ -99,16 +99,16 @@ func TestNodeIPOfNoAddress(t *testing.T) {
 	}
 
 	w = twoCards(t)
-	w.mustBoot()
+	w.MustBoot()
 	w.Stamp(worldtest.SlotDevice, w.Site("nodeIP: 172.16.0.0/12"))
 	w.PowerOn()
-	_ = w.boot()
+	_ = w.Boot()
 	if got := network.NodeAddress(w.Env()); got != "192.0.2.50" || w.Units[ondisk.UnitKubelet] != "active" {
 		t.Errorf("the address is %s, kubelet %s", got, w.Units[ondisk.UnitKubelet])
 	}
 	w.Stamp(worldtest.SlotDevice, w.Site("nodeIP: 10.7.0.0/16"))
 	w.PowerOn()
-	if w.mustBoot(); network.NodeAddress(w.Env()) != "10.7.0.9" {
+	if w.MustBoot(); network.NodeAddress(w.Env()) != "10.7.0.9" {
 		t.Errorf("after the correction, the node has %s", network.NodeAddress(w.Env()))
 	}
 }
@@ -119,20 +119,20 @@ func TestNodeIPOfTwoFamilies(t *testing.T) {
 	t.Parallel()
 	w := twoCards(t, "nodeIP: '10.0.0.0/8,fd00::/8'")
 	w.Cluster.ServiceCIDRs = []string{"10.96.0.0/16", "fd00:96::/112"}
-	w.mustBoot()
+	w.MustBoot()
 	if got := w.Get(member.KubeadmFlags); !strings.Contains(got, "--node-ip=10.7.0.9,fd00:7::9") {
 		t.Errorf("kubelet has %s", got)
 	}
 	w.without("fd00:7::9") // at this boot the address is not configured yet
 	w.PowerOn()
-	w.mustBoot()
+	w.MustBoot()
 	if got := w.Get(member.KubeadmFlags); !strings.Contains(got, "--node-ip=10.7.0.9,fd00:7::9") || slices.Contains(w.EffectNames, "restart "+ondisk.UnitKubelet) {
 		t.Errorf("without the second address kubelet has %s", got)
 	}
 
 	w = twoCards(t, "nodeIP: '10.0.0.0/8,fd00::/8'")
 	w.Cluster.ServiceCIDRs = []string{"10.96.0.0/16"}
-	w.mustBoot()
+	w.MustBoot()
 	if got := w.Get(member.KubeadmFlags); strings.Contains(got, "node-ip") {
 		t.Errorf("in a cluster of one family kubelet has %s", got)
 	}

@@ -2,7 +2,6 @@ package firstboot
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -17,28 +16,6 @@ import (
 	"github.com/edgebake/edgebake/ondisk/fat"
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
-
-const stickDev = "/dev/sdb1"
-
-// plug puts a USB stick with an EDGEBAKE slot into the machine.
-func (w *world) plug(site string) {
-	w.T.Helper()
-	disk := "/sys/devices/pci0/usb1/1-1/block/sdb"
-	w.Put(disk+"/size", "131072\n")
-	w.Put(disk+"/removable", "1\n")
-	w.Put(disk+"/sdb1/partition", "1\n")
-	w.Put(disk+"/sdb1/start", "2048\n")
-	w.Put(disk+"/sdb1/size", "32768\n")
-	w.Put(disk+"/sdb1/uevent", "PARTNAME=EDGEBAKE\n")
-	link := filepath.Join(w.Root, "sys/block/sdb")
-	if err := os.Remove(link); err != nil && !errors.Is(err, os.ErrNotExist) {
-		w.T.Fatal(err)
-	}
-	if err := os.Symlink("../devices/pci0/usb1/1-1/block/sdb", link); err != nil {
-		w.T.Fatal(err)
-	}
-	w.Stamp(stickDev, site)
-}
 
 // TestStickFromALaptop checks FAT file systems with the slot's label that a laptop makes in an
 // unnamed partition or on the whole device.
@@ -55,16 +32,16 @@ func TestStickFromALaptop(t *testing.T) {
 		{"somebody's pictures", false, "PICTURES", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := newWorld(t, "testdata/machine.txtar")
+			w := newWorld(t)
 			w.Stamp(worldtest.SlotDevice, "")
-			w.plug("")
+			w.Plug("")
 			img := make(memImage, 40<<20)
 			site := tree.Node{Path: "SITE.YAML", Inode: &tree.Inode{Mode: tree.ModeRegular | 0o644, Data: tree.Bytes([]byte(w.Site(worldtest.WithToken)))}}
 			if err := fat.Write(img, []tree.Node{site}, nil, fat.Options{Type: 32, Label: c.label, Size: int64(len(img))}); err != nil {
 				t.Fatal(err)
 			}
 			disk := "/sys/devices/pci0/usb1/1-1/block/sdb"
-			delete(w.Slots, stickDev)
+			delete(w.Slots, worldtest.StickDevice)
 			if c.whole {
 				if err := os.RemoveAll(filepath.Join(w.Root, disk, "sdb1")); err != nil {
 					t.Fatal(err)
@@ -72,9 +49,9 @@ func TestStickFromALaptop(t *testing.T) {
 				w.Slots["/dev/sdb"] = worldtest.NewMemDevice(img)
 			} else {
 				w.Put(disk+"/sdb1/uevent", "DEVTYPE=partition\n")
-				w.Slots[stickDev] = worldtest.NewMemDevice(img)
+				w.Slots[worldtest.StickDevice] = worldtest.NewMemDevice(img)
 			}
-			if err := w.boot(); (err == nil) != c.taken || w.ConsoleHas("using the Site of stick") != c.taken {
+			if err := w.Boot(); (err == nil) != c.taken || w.ConsoleHas("using the Site of stick") != c.taken {
 				t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 			}
 			if read := slices.ContainsFunc(w.SlotReads, func(dev string) bool { return dev != worldtest.SlotDevice }); read != c.taken {
@@ -87,9 +64,9 @@ func TestStickFromALaptop(t *testing.T) {
 // TestAStickOfManyPartitions checks a device with very many partitions that have the slot's name.
 func TestAStickOfManyPartitions(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, "testdata/machine.txtar")
+	w := newWorld(t)
 	w.Stamp(worldtest.SlotDevice, "")
-	w.plug("")
+	w.Plug("")
 	probed := 0
 	e := w.Env()
 	e.SlotLabel = func(string) (string, error) {
@@ -103,7 +80,7 @@ func TestAStickOfManyPartitions(t *testing.T) {
 		w.Put(disk+name+"/start", fmt.Sprint(4096+i, "\n"))
 		w.Put(disk+name+"/uevent", "DEVTYPE=partition\n")
 	}
-	if got := e.RemovableSlots(); !slices.Equal(got, []string{stickDev}) || probed > machine.MaxProbes {
+	if got := e.RemovableSlots(); !slices.Equal(got, []string{worldtest.StickDevice}) || probed > machine.MaxProbes {
 		t.Errorf("%v after %d labels", got, probed)
 	}
 	for i := range 250 {
@@ -118,26 +95,18 @@ type memImage []byte
 
 func (m memImage) WriteAt(p []byte, off int64) (int, error) { return copy(m[off:], p), nil }
 
-func (w *world) unplug() {
-	w.T.Helper()
-	if err := os.Remove(filepath.Join(w.Root, "sys/block/sdb")); err != nil {
-		w.T.Fatal(err)
-	}
-	delete(w.Slots, stickDev)
-}
-
 func TestWaitsForASiteAndTakesAStick(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, "testdata/machine.txtar")
+	w := newWorld(t)
 	w.Stamp(worldtest.SlotDevice, "")
-	if err := w.boot(); err == nil {
+	if err := w.Boot(); err == nil {
 		t.Fatal("first boot succeeded without a Site")
 	}
 	if s := w.State(); s.Result != ondisk.ResultWaiting || !w.ConsoleHas("waiting for a Site: stamp one") {
 		t.Fatalf("result %s\n%s", s.Result, strings.Join(w.Console, "\n"))
 	}
-	w.plug(w.Site(worldtest.WithToken))
-	if err := w.boot(); err != nil {
+	w.Plug(w.Site(worldtest.WithToken))
+	if err := w.Boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	if strings.Contains(w.SlotSite(worldtest.SlotDevice), worldtest.TestToken) {
@@ -145,15 +114,15 @@ func TestWaitsForASiteAndTakesAStick(t *testing.T) {
 	}
 	// The stick may stay or be removed, because its Site is used only once.
 	w.PowerOn()
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatal(err)
 	}
 	if w.ConsoleHas("using the Site of stick") {
 		t.Error("the stick's Site was used twice")
 	}
-	w.unplug()
+	w.Unplug()
 	w.PowerOn()
-	if err := w.boot(); err != nil || w.Joins != 1 {
+	if err := w.Boot(); err != nil || w.Joins != 1 {
 		t.Errorf("without the stick: %v, %d joins", err, w.Joins)
 	}
 }
@@ -162,7 +131,7 @@ func TestWaitsForASiteAndTakesAStick(t *testing.T) {
 func TestSlowStick(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatal(err)
 	}
 	w.PowerOn()
@@ -171,7 +140,7 @@ func TestSlowStick(t *testing.T) {
 	e.Console = func(line string) {
 		say(line)
 		if strings.Contains(line, "node-ready") && !w.Has("/sys/block/sdb") {
-			w.plug(w.Site("network: {dns: [192.0.2.123]}"))
+			w.Plug(w.Site("network: {dns: [192.0.2.123]}"))
 		}
 	}
 	if err := w.Run(New(e)); err != nil {
@@ -184,10 +153,10 @@ func TestSlowStick(t *testing.T) {
 
 func TestBadSiteOnAStickIsSaid(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, "testdata/machine.txtar")
+	w := newWorld(t)
 	w.Stamp(worldtest.SlotDevice, "")
-	w.plug("kind: Site\nmasters: nonsense\n")
-	if err := w.boot(); err == nil {
+	w.Plug("kind: Site\nmasters: nonsense\n")
+	if err := w.Boot(); err == nil {
 		t.Fatal("first boot succeeded, want an error")
 	}
 	if !w.ConsoleHas("waiting for a Site; stick /dev/sdb1 is ignored") {
@@ -205,7 +174,7 @@ func TestStickCorrectsAStoppedMachine(t *testing.T) {
 	sleep := e.Sleep
 	e.Sleep = func(ctx context.Context, d time.Duration) error {
 		if w.ConsoleHas("FAILED discovery") && !w.Has("/sys/block/sdb") {
-			w.plug(w.Site(worldtest.WithToken))
+			w.Plug(w.Site(worldtest.WithToken))
 		}
 		return sleep(ctx, d)
 	}
@@ -235,7 +204,7 @@ func TestCards(t *testing.T) {
 		{"the SD card that was booted from", "/sys/devices/virtio/block/vda", "device/type", "SD", true, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := newWorld(t, "testdata/machine.txtar")
+			w := newWorld(t)
 			w.Stamp(worldtest.SlotDevice, "")
 			name := filepath.Base(c.disk)
 			w.Put(filepath.Join(c.disk, c.file), c.text+"\n")

@@ -1,7 +1,6 @@
 package firstboot
 
 import (
-	"encoding/json"
 	"strings"
 	"testing"
 
@@ -24,13 +23,13 @@ func TestAStrangersStick(t *testing.T) {
 	} {
 		t.Run("removable "+c.policy, func(t *testing.T) {
 			w := nativeWorld(t)
-			if err := w.boot(); err != nil {
+			if err := w.Boot(); err != nil {
 				t.Fatal(err)
 			}
 			w.setStickPolicy(c.policy)
-			w.plug(w.Site("network: {dns: [192.0.2.123]}", "users: [{name: root, sshAuthorizedKeys: [\"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIKHEChAsHYmTqiLyuQ3FqLqWUgFYmWlSTsZKEJpSMEiH x\"]}]"))
+			w.Plug(w.Site("network: {dns: [192.0.2.123]}", "users: [{name: root, sshAuthorizedKeys: [\"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIKHEChAsHYmTqiLyuQ3FqLqWUgFYmWlSTsZKEJpSMEiH x\"]}]"))
 			w.PowerOn()
-			if err := w.boot(); err != nil {
+			if err := w.Boot(); err != nil {
 				t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 			}
 			if got := w.SlotSite(worldtest.SlotDevice); strings.Contains(got, "192.0.2.123") != c.network || strings.Contains(got, "ssh-ed25519") != c.user {
@@ -50,18 +49,9 @@ func TestAStrangersStick(t *testing.T) {
 // (sites.removable), and with the public keys of keys.
 func (w *world) setStickPolicy(policy string, keys ...minisign.PrivateKey) {
 	w.T.Helper()
-	var info map[string]any
-	if err := json.Unmarshal([]byte(w.Get(ondisk.ImageInfoFile)), &info); err != nil {
-		w.T.Fatal(err)
-	}
-	texts := []string{}
+	var texts []string
 	for _, k := range keys {
 		texts = append(texts, k.Public().(minisign.PublicKey).String())
 	}
-	info["removable"], info["siteKeys"] = policy, texts
-	b, err := json.Marshal(info)
-	if err != nil {
-		w.T.Fatal(err)
-	}
-	w.Put(ondisk.ImageInfoFile, string(b))
+	w.SetStickPolicy(policy, texts...)
 }

@@ -16,7 +16,7 @@ func TestPortsAreClosedOrYurthubDoesNotRun(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)
 	w.NoNFT = true
-	if err := w.boot(); err == nil || !w.ConsoleHas("closing the ports of yurthub, which give this node's rights to any client") {
+	if err := w.Boot(); err == nil || !w.ConsoleHas("closing the ports of yurthub, which give this node's rights to any client") {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	if slices.ContainsFunc(w.EffectNames, func(n string) bool {
@@ -27,7 +27,7 @@ func TestPortsAreClosedOrYurthubDoesNotRun(t *testing.T) {
 
 	w.NoNFT = false
 	w.PowerOn()
-	if err := w.boot(); err != nil || !strings.Contains(w.NFTRules, "10261") {
+	if err := w.Boot(); err != nil || !strings.Contains(w.NFTRules, "10261") {
 		t.Fatalf("%v; rules %q", err, w.NFTRules)
 	}
 	load, start := slices.Index(w.EffectNames, "run nft -f "+hub.NFTFile), slices.Index(w.EffectNames, "restart "+openyurt.Unit)
@@ -43,7 +43,7 @@ func TestPortsAreClosedOrYurthubDoesNotRun(t *testing.T) {
 	// Somebody flushes all rules. The Check at a later boot notices that.
 	w.PowerOn()
 	w.NFTRules = ""
-	if err := w.boot(); err != nil || !strings.Contains(w.NFTRules, "10261") {
+	if err := w.Boot(); err != nil || !strings.Contains(w.NFTRules, "10261") {
 		t.Errorf("%v; rules %q", err, w.NFTRules)
 	}
 }
@@ -53,13 +53,13 @@ func TestPortsAreClosedOrYurthubDoesNotRun(t *testing.T) {
 func TestKubeletIsHeldWithoutRules(t *testing.T) {
 	for _, exchanged := range []bool{false, true} {
 		w := podWorld(t)
-		w.mustBoot()
+		w.MustBoot()
 		if exchanged {
-			w.exchangeRoot()
+			w.ExchangeRoot()
 		}
 		w.NoNFT = true
 		w.PowerOn()
-		if err := w.boot(); err == nil || !w.ConsoleHas("closing the ports of yurthub") {
+		if err := w.Boot(); err == nil || !w.ConsoleHas("closing the ports of yurthub") {
 			t.Errorf("exchanged %v: %v\n%s", exchanged, err, strings.Join(w.Console, "\n"))
 		}
 		if w.Units[ondisk.UnitKubelet] == "active" {
@@ -67,7 +67,7 @@ func TestKubeletIsHeldWithoutRules(t *testing.T) {
 		}
 		w.NoNFT = false
 		w.PowerOn() // or systemd's next attempt
-		if err := w.boot(); err != nil || w.Units[ondisk.UnitKubelet] != "active" || !strings.Contains(w.NFTRules, "10261") {
+		if err := w.Boot(); err != nil || w.Units[ondisk.UnitKubelet] != "active" || !strings.Contains(w.NFTRules, "10261") {
 			t.Fatalf("exchanged %v: %v; kubelet %s, rules %q\n%s", exchanged, err, w.Units[ondisk.UnitKubelet], w.NFTRules, strings.Join(w.Console, "\n"))
 		}
 
@@ -82,10 +82,10 @@ func TestKubeletIsHeldWithoutRules(t *testing.T) {
 // kubelet starts.
 func TestRulesComeBeforeKubelet(t *testing.T) {
 	w := podWorld(t)
-	w.mustBoot()
-	w.exchangeRoot()
+	w.MustBoot()
+	w.ExchangeRoot()
 	w.PowerOn()
-	w.mustBoot()
+	w.MustBoot()
 	load, start := slices.Index(w.EffectNames, "run nft -f "+hub.NFTFile), slices.Index(w.EffectNames, "start "+ondisk.UnitKubelet)
 	if load < 0 || start < load {
 		t.Errorf("kubelet is started before the rules are loaded: %d, %d", load, start)
@@ -96,10 +96,10 @@ func TestRulesComeBeforeKubelet(t *testing.T) {
 // removed rules.
 func TestOpenPortsIsCutOff(t *testing.T) {
 	whole := podWorld(t)
-	whole.mustBoot()
+	whole.MustBoot()
 	whole.PowerOn()
 	for n := 1; ; n++ {
-		w := whole.clone(t)
+		w := whole.Clone(t)
 		w.Shutdown, w.PowerCutAt = func() {}, n
 		err := hub.OpenPorts(t.Context(), w.Env())
 		if w.Has(hub.PortsKubelet) && !w.Has(hub.NFTFile) {

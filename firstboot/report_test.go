@@ -19,7 +19,7 @@ import (
 // when the node is ready.
 func TestReportIsSentAgain(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, "testdata/machine.txtar")
+	w := newWorld(t)
 	ca, err := json.Marshal(string(w.Cluster.CAPEM))
 	if err != nil {
 		t.Fatal(err)
@@ -46,7 +46,7 @@ func TestReportIsSentAgain(t *testing.T) {
 	if took := w.Now.Sub(before); took > time.Minute {
 		t.Errorf("it took too long: %s", took)
 	}
-	noSecret(t, w)
+	w.NoSecret()
 
 	// First boot gives up if the server stays unreachable.
 	w.PowerOn()
@@ -66,7 +66,7 @@ func TestReportIsSentAgain(t *testing.T) {
 func TestReportTellsOfTheBoot(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	s, err := run.LoadState(w.Root)
@@ -92,7 +92,7 @@ func TestReportTellsOfTheBoot(t *testing.T) {
 func TestReportGoesThroughTheProxy(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, "report: {url: 'https://report.example/'}", "network: {proxy: {https: 'http://proxy.example:3128', noProxy: [.shop.example]}}")
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	if len(w.Reports) == 0 || !slices.Contains(w.ReportProxies, "HTTPS_PROXY=http://proxy.example:3128") ||

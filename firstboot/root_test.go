@@ -1,13 +1,9 @@
 package firstboot
 
 import (
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-
-	"golang.org/x/tools/txtar"
 
 	"github.com/edgebake/edgebake/firstboot/hub"
 	"github.com/edgebake/edgebake/firstboot/machine"
@@ -15,45 +11,6 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
-
-// exchangeRoot makes the machine boot the other root next: /etc is
-// new from the image, /var stays.
-func (w *world) exchangeRoot() {
-	w.T.Helper()
-	// On a real machine /etc/kubernetes is a bind mount from DATA; here the test moves the directory.
-	kept := filepath.Join(w.Root, "var/kubernetes")
-	if w.Has("/etc/kubernetes") {
-		if err := os.Rename(filepath.Join(w.Root, "etc/kubernetes"), kept); err != nil {
-			w.T.Fatal(err)
-		}
-	}
-	if err := os.RemoveAll(filepath.Join(w.Root, "etc")); err != nil {
-		w.T.Fatal(err)
-	}
-	a, err := txtar.ParseFile("testdata/machine.txtar")
-	if err != nil {
-		w.T.Fatal(err)
-	}
-	for _, f := range a.Files {
-		if strings.HasPrefix(f.Name, "etc/") {
-			w.Put(f.Name, string(f.Data))
-		}
-	}
-	if _, err := os.Stat(kept); err == nil {
-		if err := os.Rename(kept, filepath.Join(w.Root, "etc/kubernetes")); err != nil {
-			w.T.Fatal(err)
-		}
-	}
-	w.Put("/proc/self/mountinfo", strings.Replace(w.Get("/proc/self/mountinfo"), "254:3", "254:4", 1))
-	part := "/sys/devices/virtio/block/vda/vda4"
-	w.Put(part+"/partition", "4\n")
-	w.Put(part+"/start", "5277696\n")
-	w.Put(part+"/size", "3110912\n")
-	w.Put(part+"/uevent", "PARTNAME=ROOT-B\n")
-	if err := os.Symlink("../../devices/virtio/block/vda/vda4", filepath.Join(w.Root, "sys/dev/block/254:4")); err != nil {
-		w.T.Fatal(err)
-	}
-}
 
 // TestExchangedRoot checks that a new root gets the Site's settings and the machine ID, and the
 // node stays the same.
@@ -66,17 +23,17 @@ func TestExchangedRoot(t *testing.T) {
 	} {
 		t.Run(brought.how, func(t *testing.T) {
 			w := nativeWorld(t, "users: [{name: ops, groups: [sudo]}]")
-			if err := w.boot(); err != nil {
+			if err := w.Boot(); err != nil {
 				t.Fatal(err)
 			}
 			id, passwd := w.Get(ondisk.MachineID), w.Get("/etc/passwd")
-			w.exchangeRoot()
+			w.ExchangeRoot()
 			w.Put(machine.EtcMachineID, brought.id)
 			w.PowerOn()
 			if w.Units[ondisk.UnitKubelet] == "active" {
 				t.Fatal("kubelet runs although the Site is not applied to this root")
 			}
-			if err := w.boot(); err != nil {
+			if err := w.Boot(); err != nil {
 				t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 			}
 			if got := w.Get(machine.EtcMachineID); got != id || w.Get(ondisk.MachineID) != id {
@@ -107,13 +64,13 @@ func TestExchangedRoot(t *testing.T) {
 func TestExchangedRootOffline(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatal(err)
 	}
-	w.exchangeRoot()
+	w.ExchangeRoot()
 	w.PowerOn()
 	w.Offline = true
-	if err := w.boot(); err == nil {
+	if err := w.Boot(); err == nil {
 		t.Fatal("first boot succeeded although no API server answers")
 	}
 	if w.Units[ondisk.UnitKubelet] != "active" {
@@ -125,7 +82,7 @@ func TestExchangedRootOffline(t *testing.T) {
 	w.PowerOn()
 	w.HasRoute = true
 	w.Units[ondisk.UnitIPVSCare] = "active"
-	if err := w.boot(); err == nil {
+	if err := w.Boot(); err == nil {
 		t.Fatal("first boot succeeded although no API server answers")
 	}
 	if !w.Has(ondisk.HealthyFile) {
@@ -146,13 +103,13 @@ func TestExchangedRootOfAnEdgeNode(t *testing.T) {
 	} {
 		t.Run(c.form, func(t *testing.T) {
 			w := c.world(t)
-			w.mustBoot()
+			w.MustBoot()
 			was := w.Get(c.args)
-			w.exchangeRoot()
+			w.ExchangeRoot()
 			w.PowerOn()
 			w.Offline, w.HasRoute = true, true
 			w.Units[ondisk.UnitIPVSCare] = "active"
-			if err := w.boot(); err == nil {
+			if err := w.Boot(); err == nil {
 				t.Fatal("first boot succeeded although no API server answers")
 			}
 			if state := w.State(); state.Phases[len(state.Phases)-2].Status != ondisk.PhaseWaiting {
@@ -172,11 +129,11 @@ func TestOwnFileSystems(t *testing.T) {
 	w := nativeWorld(t)
 	golden := [16]byte{1}
 	w.FSUUIDs = map[string][16]byte{"/dev/vda3": golden, "/dev/vda4": golden, "/dev/vda5": golden}
-	w.exchangeRoot()
+	w.ExchangeRoot()
 	if got := site.OwnFileSystems(w.Env()); len(got) != 2 || got[ondisk.LabelRootB] != "/dev/vda4" || got[ondisk.LabelData] != "/dev/vda5" {
 		t.Errorf("file systems in use are %v", got)
 	}
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatal(err)
 	}
 	var tuned []string

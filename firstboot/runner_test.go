@@ -38,7 +38,7 @@ func TestSpread(t *testing.T) {
 	}
 	// Once per boot, before the first connection, even if the run starts over.
 	w := nativeWorld(t)
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatal(err)
 	}
 	w.PowerOn()
@@ -127,7 +127,7 @@ func TestChecksOnlyLook(t *testing.T) {
 // TestPhasesAreOfOnePass checks that a phase remembers nothing from an earlier pass.
 func TestPhasesAreOfOnePass(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, "testdata/machine.txtar")
+	w := newWorld(t)
 	ran := 0
 	phase := func() run.Phase {
 		remembers := false

@@ -28,7 +28,7 @@ func newSiteKey(t *testing.T) minisign.PrivateKey {
 // signed plugs in a signed stick. change, which may be nil, modifies it after signing.
 func (w *world) signed(key minisign.PrivateKey, at int64, change func(*slot.Contents), files map[string]string) {
 	w.T.Helper()
-	w.plug("")
+	w.Plug("")
 	c := slot.Contents{Files: map[string][]byte{}}
 	for name, data := range files {
 		c.Files[name] = []byte(data)
@@ -40,7 +40,7 @@ func (w *world) signed(key minisign.PrivateKey, at int64, change func(*slot.Cont
 	if change != nil {
 		change(&c)
 	}
-	w.Slots[stickDev] = w.NewSlot(c)
+	w.Slots[worldtest.StickDevice] = w.NewSlot(c)
 }
 
 const (
@@ -89,11 +89,11 @@ func TestASignedStick(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			w := nativeWorld(t)
-			w.mustBoot()
+			w.MustBoot()
 			w.setStickPolicy(c.policy, key)
-			w.signed(c.signer, day(5), c.change, map[string]string{"site.yaml": w.Site("network: {dns: [192.0.2.123]}", rootKey), "config.ign": anIgn})
+			w.signed(c.signer, worldtest.Day(5), c.change, map[string]string{"site.yaml": w.Site("network: {dns: [192.0.2.123]}", rootKey), "config.ign": anIgn})
 			w.PowerOn()
-			w.mustBoot()
+			w.MustBoot()
 			if got := w.SlotSite(worldtest.SlotDevice); strings.Contains(got, "192.0.2.123") != (c.all || c.some) || strings.Contains(got, "ssh-ed25519") != c.all {
 				t.Errorf("the slot has\n%s", got)
 			}
@@ -116,16 +116,16 @@ func TestASignedStick(t *testing.T) {
 func TestABlankMachineAndSignedSites(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)
-	w := newWorld(t, "testdata/machine.txtar")
+	w := newWorld(t)
 	w.Stamp(worldtest.SlotDevice, "")
 	w.setStickPolicy(ondisk.SitesSigned, key)
-	w.plug(w.Site(worldtest.WithToken))
-	if err := w.boot(); err == nil || w.Joins > 0 || !w.ConsoleHas("no signature (site.minisig)") {
+	w.Plug(w.Site(worldtest.WithToken))
+	if err := w.Boot(); err == nil || w.Joins > 0 || !w.ConsoleHas("no signature (site.minisig)") {
 		t.Fatalf("%v; kubeadm joined %d times\n%s", err, w.Joins, strings.Join(w.Console, "\n"))
 	}
-	w.signed(key, day(5), nil, map[string]string{"site.yaml": w.Site(worldtest.WithToken)})
+	w.signed(key, worldtest.Day(5), nil, map[string]string{"site.yaml": w.Site(worldtest.WithToken)})
 	w.PowerOn()
-	w.mustBoot()
+	w.MustBoot()
 	if w.Joins != 1 || !w.ConsoleHas("the bootstrap token stays on stick /dev/sdb1, also after the join") {
 		t.Errorf("kubeadm joined %d times\n%s", w.Joins, strings.Join(w.Console, "\n"))
 	}
@@ -137,10 +137,10 @@ func TestAStampedSlotNeedsNoSignature(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	w.setStickPolicy(ondisk.SitesSigned, newSiteKey(t))
-	w.mustBoot()
-	w.stampAt(worldtest.SlotDevice, day(9), map[string]string{"site.yaml": w.Site(rootKey)})
+	w.MustBoot()
+	w.StampAt(worldtest.SlotDevice, worldtest.Day(9), map[string]string{"site.yaml": w.Site(rootKey)})
 	w.PowerOn()
-	w.mustBoot()
+	w.MustBoot()
 	if !w.Has("/root/.ssh/authorized_keys") {
 		t.Error("the stamped Site was not used")
 	}
@@ -155,25 +155,25 @@ func TestAnOldSignedSite(t *testing.T) {
 		t.Run(policy, func(t *testing.T) {
 			t.Parallel()
 			w := nativeWorld(t)
-			w.mustBoot()
+			w.MustBoot()
 			w.setStickPolicy(policy, key)
 			bring := func(at int64, host string) {
 				w.signed(key, at, nil, map[string]string{"site.yaml": w.reportTo(host)})
 				w.PowerOn()
-				w.mustBoot()
+				w.MustBoot()
 			}
-			bring(day(5), "one")
-			bring(day(7), "two")
+			bring(worldtest.Day(5), "one")
+			bring(worldtest.Day(7), "two")
 			if !w.goesBy("two") {
 				t.Fatalf("%s", strings.Join(w.Console, "\n"))
 			}
 			for range 2 {
-				bring(day(5), "one")
+				bring(worldtest.Day(5), "one")
 				if !w.goesBy("two") || !w.ConsoleHas("it was signed on 2026-11-05 00:00:00, and the machine has accepted a Site signed on 2026-11-07 00:00:00: sign it again to use it anyway") {
 					t.Fatalf("%s", strings.Join(w.Console, "\n"))
 				}
 			}
-			bring(day(8), "one")
+			bring(worldtest.Day(8), "one")
 			if !w.goesBy("one") {
 				t.Errorf("the Site is not used after it was signed again:\n%s", strings.Join(w.Console, "\n"))
 			}
@@ -187,25 +187,25 @@ func TestSignedThroughPowerCuts(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)
 	w := nativeWorld(t)
-	w.mustBoot()
+	w.MustBoot()
 	w.setStickPolicy(ondisk.SitesSigned, key)
-	w.signed(key, day(7), nil, map[string]string{"site.yaml": w.reportTo("two")})
+	w.signed(key, worldtest.Day(7), nil, map[string]string{"site.yaml": w.reportTo("two")})
 	w.PowerOn()
-	whole := w.clone(t)
-	whole.mustBoot()
+	whole := w.Clone(t)
+	whole.MustBoot()
 	last := slices.Index(whole.EffectNames[len(w.EffectNames):], "write slot "+worldtest.SlotDevice) + 3
 	if last < 6 {
 		t.Fatalf("only %d effects before the slot is written: %q", last, whole.EffectNames[len(w.EffectNames):])
 	}
 	for n := 1; n <= last; n++ {
-		cut := w.clone(t)
+		cut := w.Clone(t)
 		cut.PowerCutAt = cut.Effects + n
-		if err := cut.boot(); err == nil {
+		if err := cut.Boot(); err == nil {
 			t.Logf("effect %d is not one of the boot's", n)
 		}
 		cut.PowerCutAt = 0
 		cut.PowerOn()
-		cut.mustBoot()
+		cut.MustBoot()
 		if !cut.goesBy("two") {
 			t.Errorf("cut at effect %d: the machine uses\n%s", n, cut.SlotSite(worldtest.SlotDevice))
 		}
@@ -225,34 +225,34 @@ func TestASignatureFromBeforeTheImage(t *testing.T) {
 		stamped  int64
 		taken    bool
 	}{
-		{"before the image", old, false, day(9), false},
-		{"after the image", day(5), false, day(9), false},
-		{"behind a stranger's stick", day(5), true, day(9), false},
-		{"before the image, behind a stranger's stick", old, true, day(9), false},
+		{"before the image", old, false, worldtest.Day(9), false},
+		{"after the image", worldtest.Day(5), false, worldtest.Day(9), false},
+		{"behind a stranger's stick", worldtest.Day(5), true, worldtest.Day(9), false},
+		{"before the image, behind a stranger's stick", old, true, worldtest.Day(9), false},
 		{"stamped before the image", old, false, old + 86400, false},
-		{"the day after", day(10), true, day(9), true},
+		{"the day after", worldtest.Day(10), true, worldtest.Day(9), true},
 		{"onto a slot without a date", old, true, 0, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			w := nativeWorld(t)
-			w.mustBoot()
+			w.MustBoot()
 			w.setStickPolicy(ondisk.SitesRepair, key)
-			w.stampAt(worldtest.SlotDevice, c.stamped, map[string]string{"site.yaml": w.reportTo("two")})
+			w.StampAt(worldtest.SlotDevice, c.stamped, map[string]string{"site.yaml": w.reportTo("two")})
 			w.PowerOn()
-			w.mustBoot()
+			w.MustBoot()
 			if c.stranger {
-				w.plug("")
-				w.stampAt(stickDev, day(18), map[string]string{"site.yaml": w.Site("network: {dns: [192.0.2.123]}")})
+				w.Plug("")
+				w.StampAt(worldtest.StickDevice, worldtest.Day(18), map[string]string{"site.yaml": w.Site("network: {dns: [192.0.2.123]}")})
 				w.PowerOn()
-				w.mustBoot()
+				w.MustBoot()
 				if !strings.Contains(w.SlotSite(worldtest.SlotDevice), "192.0.2.123") {
 					t.Fatalf("the other machine's stick was not used\n%s", strings.Join(w.Console, "\n"))
 				}
 			}
 			w.signed(key, c.signed, nil, map[string]string{"site.yaml": w.reportTo("one", rootKey)})
 			w.PowerOn()
-			w.mustBoot()
+			w.MustBoot()
 			if w.goesBy("one") != c.taken || w.Has("/root/.ssh/authorized_keys") != c.taken {
 				t.Errorf("taken: %v\n%s\n%s", !c.taken, w.SlotSite(worldtest.SlotDevice), strings.Join(w.Console, "\n"))
 			}
@@ -272,18 +272,18 @@ func TestAStrangersDate(t *testing.T) {
 		}
 		w.setStickPolicy(ondisk.SitesRepair, key)
 		if !blank {
-			w.mustBoot()
+			w.MustBoot()
 		}
-		w.plug("")
-		w.stampAt(stickDev, time.Date(2027, 1, 1, 0, 0, 0, 0, time.UTC).Unix(), map[string]string{"site.yaml": w.Site(worldtest.WithToken, "network: {dns: [192.0.2.123]}")})
+		w.Plug("")
+		w.StampAt(worldtest.StickDevice, time.Date(2027, 1, 1, 0, 0, 0, 0, time.UTC).Unix(), map[string]string{"site.yaml": w.Site(worldtest.WithToken, "network: {dns: [192.0.2.123]}")})
 		w.PowerOn()
-		w.mustBoot()
+		w.MustBoot()
 		if !strings.Contains(w.SlotSite(worldtest.SlotDevice), "192.0.2.123") {
 			t.Fatalf("the other machine's stick was not used\n%s", strings.Join(w.Console, "\n"))
 		}
-		w.signed(key, day(19), nil, map[string]string{"site.yaml": w.reportTo("office")})
+		w.signed(key, worldtest.Day(19), nil, map[string]string{"site.yaml": w.reportTo("office")})
 		w.PowerOn()
-		w.mustBoot()
+		w.MustBoot()
 		if !w.goesBy("office") {
 			t.Errorf("blank %v: the signed stick was not used\n%s", blank, strings.Join(w.Console, "\n"))
 		}
@@ -297,38 +297,38 @@ func TestAStrangersDateThroughPowerCuts(t *testing.T) {
 	key := newSiteKey(t)
 	w := nativeWorld(t)
 	w.UseSingleMaster()
-	w.stampAt(worldtest.SlotDevice, day(8), map[string]string{"site.yaml": w.Site(worldtest.WithToken)})
-	w.mustBoot()
+	w.StampAt(worldtest.SlotDevice, worldtest.Day(8), map[string]string{"site.yaml": w.Site(worldtest.WithToken)})
+	w.MustBoot()
 	w.setStickPolicy(ondisk.SitesRepair, key)
 	stranger := func(w *world, n int) {
-		w.plug("")
-		w.stampAt(stickDev, day(n), map[string]string{"site.yaml": w.Site(fmt.Sprintf("network: {dns: [192.0.2.%d]}", 100+n))})
+		w.Plug("")
+		w.StampAt(worldtest.StickDevice, worldtest.Day(n), map[string]string{"site.yaml": w.Site(fmt.Sprintf("network: {dns: [192.0.2.%d]}", 100+n))})
 		w.PowerOn()
 	}
 	stranger(w, 15)
-	w.mustBoot()
+	w.MustBoot()
 	stranger(w, 18)
-	whole := w.clone(t)
-	whole.mustBoot()
+	whole := w.Clone(t)
+	whole.MustBoot()
 	last := slices.Index(whole.EffectNames, "write slot "+worldtest.SlotDevice) + 3
 	if last < 5 || !slices.Contains(whole.EffectNames, "write "+site.UnsignedFile) {
 		t.Fatalf("%q", whole.EffectNames)
 	}
 	for n := 1; n <= last; n++ {
-		cut := w.clone(t)
+		cut := w.Clone(t)
 		cut.PowerCutAt = cut.Effects + n
-		if err := cut.boot(); err == nil {
+		if err := cut.Boot(); err == nil {
 			t.Logf("effect %d is not one of the boot's", n)
 		}
 		for _, c := range []struct {
 			signed int64
 			taken  bool
-		}{{day(7), false}, {day(10), true}} {
-			cut := cut.clone(t)
+		}{{worldtest.Day(7), false}, {worldtest.Day(10), true}} {
+			cut := cut.Clone(t)
 			cut.PowerCutAt = 0
 			cut.signed(key, c.signed, nil, map[string]string{"site.yaml": cut.reportTo("office")})
 			cut.PowerOn()
-			cut.mustBoot()
+			cut.MustBoot()
 			if cut.goesBy("office") != c.taken {
 				t.Errorf("cut at %s: signed on %s, taken %v\n%s", whole.EffectNames[n-1], site.Date(c.signed), !c.taken, strings.Join(cut.Console, "\n"))
 			}
@@ -346,20 +346,20 @@ func TestNotBefore(t *testing.T) {
 		if blank {
 			w.Stamp(worldtest.SlotDevice, "")
 		} else {
-			w.mustBoot()
+			w.MustBoot()
 		}
 		w.setStickPolicy(ondisk.SitesSigned, key)
-		w.Put(ondisk.ImageInfoFile, strings.Replace(w.Get(ondisk.ImageInfoFile), "{", fmt.Sprintf(`{"sitesNotBefore":%d,`, day(6)), 1))
+		w.Put(ondisk.ImageInfoFile, strings.Replace(w.Get(ondisk.ImageInfoFile), "{", fmt.Sprintf(`{"sitesNotBefore":%d,`, worldtest.Day(6)), 1))
 		bring := func(at int64) error {
 			w.signed(key, at, nil, map[string]string{"site.yaml": w.reportTo("office", worldtest.WithToken)})
 			w.PowerOn()
-			return w.boot()
+			return w.Boot()
 		}
-		err := bring(day(6) - 1)
+		err := bring(worldtest.Day(6) - 1)
 		if (err != nil) != blank || blank && w.Joins > 0 || !blank && w.goesBy("office") || !w.ConsoleHas("it was signed on 2026-11-05 23:59:59, and the Image rejects Sites signed before 2026-11-06 00:00:00 (sites.notBefore)") {
 			t.Errorf("blank %v: %v\n%s", blank, err, strings.Join(w.Console, "\n"))
 		}
-		if err := bring(day(6)); err != nil || !w.goesBy("office") {
+		if err := bring(worldtest.Day(6)); err != nil || !w.goesBy("office") {
 			t.Errorf("blank %v: %v\n%s", blank, err, strings.Join(w.Console, "\n"))
 		}
 	}
@@ -373,22 +373,22 @@ func TestOldSignedSiteBesideASpoiltSlot(t *testing.T) {
 	for name, spoil := range map[string]func(*world){
 		"whole": func(*world) {},
 		"corrected wrongly": func(w *world) {
-			w.stampAt(worldtest.SlotDevice, day(12), map[string]string{"site.yaml": "kind: nonsense\n"})
+			w.StampAt(worldtest.SlotDevice, worldtest.Day(12), map[string]string{"site.yaml": "kind: nonsense\n"})
 		},
 		"spoilt": func(w *world) { w.Slots[worldtest.SlotDevice] = worldtest.NewMemDevice(make([]byte, ondisk.SlotSize)) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := nativeWorld(t)
-			w.mustBoot()
+			w.MustBoot()
 			w.setStickPolicy(ondisk.SitesSigned, key)
-			w.stampAt(worldtest.SlotDevice, day(9), map[string]string{"site.yaml": w.reportTo("two")})
+			w.StampAt(worldtest.SlotDevice, worldtest.Day(9), map[string]string{"site.yaml": w.reportTo("two")})
 			w.PowerOn()
-			w.mustBoot()
+			w.MustBoot()
 			spoil(w)
-			w.signed(key, day(5), nil, map[string]string{"site.yaml": w.reportTo("one", rootKey)})
+			w.signed(key, worldtest.Day(5), nil, map[string]string{"site.yaml": w.reportTo("one", rootKey)})
 			w.PowerOn()
-			err := w.boot()
+			err := w.Boot()
 			if w.Has("/root/.ssh/authorized_keys") || w.goesBy("one") {
 				t.Errorf("the Site signed on day 5 replaced one stamped on day 9: %v\n%s", err, strings.Join(w.Console, "\n"))
 			}
@@ -402,30 +402,30 @@ func TestSlotMadeAgainHasItsDate(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)
 	w := nativeWorld(t)
-	w.stampAt(worldtest.SlotDevice, day(9), map[string]string{"site.yaml": w.reportTo("two", worldtest.WithToken)})
+	w.StampAt(worldtest.SlotDevice, worldtest.Day(9), map[string]string{"site.yaml": w.reportTo("two", worldtest.WithToken)})
 	w.setStickPolicy(ondisk.SitesSigned, key)
-	whole := w.clone(t)
-	whole.mustBoot()
+	whole := w.Clone(t)
+	whole.MustBoot()
 	wiped := slices.Index(whole.EffectNames, "blank "+worldtest.SlotDevice)
 	if wiped < 0 {
 		t.Fatalf("the token was never wiped: %q", whole.EffectNames)
 	}
 	for at := wiped + 1; at <= wiped+3; at++ {
-		cut := w.clone(t)
+		cut := w.Clone(t)
 		cut.PowerCutAt = cut.Effects + at
-		if err := cut.boot(); err == nil {
+		if err := cut.Boot(); err == nil {
 			t.Fatalf("effect %d was not cut", at)
 		}
 		cut.PowerCutAt = 0
 		cut.PowerOn()
-		cut.mustBoot()
+		cut.MustBoot()
 		c, err := slot.Read(cut.Slots[worldtest.SlotDevice])
-		if err != nil || c.Info.Stamped != day(9) {
+		if err != nil || c.Info.Stamped != worldtest.Day(9) {
 			t.Errorf("cut at %s: the slot: %+v, %v", whole.EffectNames[at-1], c, err)
 		}
-		cut.signed(key, day(5), nil, map[string]string{"site.yaml": cut.reportTo("one", rootKey)})
+		cut.signed(key, worldtest.Day(5), nil, map[string]string{"site.yaml": cut.reportTo("one", rootKey)})
 		cut.PowerOn()
-		if err := cut.boot(); cut.Has("/root/.ssh/authorized_keys") {
+		if err := cut.Boot(); cut.Has("/root/.ssh/authorized_keys") {
 			t.Errorf("cut at %s: the Site signed on day 5 replaced one stamped on day 9: %v", whole.EffectNames[at-1], err)
 		}
 	}
@@ -436,13 +436,13 @@ func TestSlotMadeAgainHasItsDate(t *testing.T) {
 func TestDateOfTheCopy(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.mustBoot()
+	w.MustBoot()
 	text := w.reportTo("two")
 	for _, d := range []int{9, 10} {
-		w.stampAt(worldtest.SlotDevice, day(d), map[string]string{"site.yaml": text})
+		w.StampAt(worldtest.SlotDevice, worldtest.Day(d), map[string]string{"site.yaml": text})
 		w.PowerOn()
-		w.mustBoot()
-		if got := strings.TrimSpace(w.Get(site.StampedCopy)); got != fmt.Sprint(day(d)) {
+		w.MustBoot()
+		if got := strings.TrimSpace(w.Get(site.StampedCopy)); got != fmt.Sprint(worldtest.Day(d)) {
 			t.Errorf("stamped on day %d, the copy has %s", d, got)
 		}
 	}
@@ -450,8 +450,8 @@ func TestDateOfTheCopy(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.PowerOn()
-	w.mustBoot()
-	if got := strings.TrimSpace(w.Get(site.StampedCopy)); got != fmt.Sprint(day(10)) {
+	w.MustBoot()
+	if got := strings.TrimSpace(w.Get(site.StampedCopy)); got != fmt.Sprint(worldtest.Day(10)) {
 		t.Errorf("a copy of an earlier release has %s", got)
 	}
 }

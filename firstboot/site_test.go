@@ -89,7 +89,7 @@ func TestSecretsOfTheActiveSite(t *testing.T) {
 		{"another Ignition config", map[string]string{ondisk.SlotSite: spec, ondisk.SlotIgnition: ign}, site.NoSecrets},
 		{"half a Site", map[string]string{ondisk.SlotSite: spec + "labels: [zone\n"}, site.NoSecrets},
 	} {
-		w.stampAt(worldtest.SlotDevice, 0, tc.files)
+		w.StampAt(worldtest.SlotDevice, 0, tc.files)
 		if got, err := site.SecretsInSlot(e, active); err != nil || got != tc.want {
 			t.Errorf("%s: %v, want %v (%v)", tc.name, got, tc.want, err)
 		}
@@ -101,7 +101,7 @@ func TestSecretsOfTheActiveSite(t *testing.T) {
 func TestSlotIsReadOncePerPass(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatal(err)
 	}
 	w.PowerOn()
@@ -124,12 +124,12 @@ func TestSlotIsReadOncePerPass(t *testing.T) {
 func TestBrokenCorrectionKeepsTheFormerSite(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatal(err)
 	}
 	w.Stamp(worldtest.SlotDevice, "kind: Site\nmasters: nonsense\n")
 	w.PowerOn()
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	if w.SlotSite(worldtest.SlotDevice) != "kind: Site\nmasters: nonsense\n" {
@@ -143,21 +143,21 @@ func TestBrokenCorrectionKeepsTheFormerSite(t *testing.T) {
 func TestSlotBlankedByAPowerCutIsMadeAgain(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := w.Slots[worldtest.SlotDevice].WriteAt(make([]byte, 512), 0); err != nil {
 		t.Fatal(err)
 	}
 	w.PowerOn()
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	if !strings.Contains(w.SlotSite(worldtest.SlotDevice), "192.0.2.11:6443") {
 		t.Error("the slot was not written again")
 	}
 	w.PowerOn()
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatal(err)
 	}
 	for _, n := range w.EffectNames {

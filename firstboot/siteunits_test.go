@@ -70,7 +70,7 @@ func TestSlowUnitOfTheSite(t *testing.T) {
 	w.Units["vpn.service"] = "failed"
 	for _, state := range []string{"failed", "active"} {
 		w.Units["vpn.service"] = state
-		w.mustBoot()
+		w.MustBoot()
 		if noted := strings.Contains(strings.Join(w.State().Notes, "\n"), "a unit of the Site has failed (vpn.service)"); noted != (state == "failed") {
 			t.Errorf("vpn.service is %s, notes: %q", state, w.State().Notes)
 		}
@@ -107,7 +107,7 @@ func TestApplyingIsCutOff(t *testing.T) {
 	if err := w.Run(New(e)); err != nil {
 		t.Fatal(err)
 	}
-	if w.Units["vpn.service"] != "active" || count(w.EffectNames, "start vpn.service") != 1 { // no second attempt after a failure
+	if w.Units["vpn.service"] != "active" || w.EffectCount("start vpn.service") != 1 { // no second attempt after a failure
 		t.Errorf("vpn.service is %q: %q", w.Units["vpn.service"], w.EffectNames)
 	}
 	if !w.ConsoleHas("a unit of the Site is not in the state that the Site sets (a.service): its job ended with") {
@@ -187,7 +187,7 @@ func TestDBusComesUpLateOnANode(t *testing.T) {
 	t.Parallel()
 	for _, dbus := range []time.Duration{40 * time.Second, 1000 * time.Hour} {
 		w := nativeWorld(t, address("192.0.2.50"))
-		w.mustBoot()
+		w.MustBoot()
 		w.PowerOn()
 		e := w.Env()
 		loaded := w.networkd(e, dbus)

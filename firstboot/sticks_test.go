@@ -15,16 +15,6 @@ import (
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
-// stampAt writes files to a slot with this date; 0 means no date, as from a laptop.
-func (w *world) stampAt(dev string, stamped int64, files map[string]string) {
-	w.T.Helper()
-	c := slot.Contents{Info: ondisk.SlotInfo{Version: 1, Plan: "plan", Stamped: stamped}, Files: map[string][]byte{}}
-	for name, data := range files {
-		c.Files[name] = []byte(data)
-	}
-	w.Slots[dev] = w.NewSlot(c)
-}
-
 // reportTo returns a Site with its own report URL, by which tests recognize it.
 func (w *world) reportTo(host string, lines ...string) string {
 	return w.Site(append(lines, "report: {url: 'https://"+host+".example/'}")...)
@@ -34,8 +24,6 @@ func (w *world) goesBy(host string) bool {
 	return strings.Contains(w.SlotSite(worldtest.SlotDevice), "https://"+host+".example/")
 }
 
-func day(n int) int64 { return time.Date(2026, 11, n, 0, 0, 0, 0, time.UTC).Unix() }
-
 // TestBackToAFormerSite brings a Site on a stick, then another Site, and then the first one again.
 // Each is applied.
 func TestBackToAFormerSite(t *testing.T) {
@@ -43,17 +31,17 @@ func TestBackToAFormerSite(t *testing.T) {
 	for _, stamped := range []bool{false, true} {
 		t.Run(fmt.Sprint("stamped ", stamped), func(t *testing.T) {
 			w := nativeWorld(t)
-			w.mustBoot()
-			w.plug("")
+			w.MustBoot()
+			w.Plug("")
 			for i, host := range []string{"one", "two", "one"} {
 				date := int64(0)
 				if stamped {
-					date = day(i + 1)
+					date = worldtest.Day(i + 1)
 				}
-				w.stampAt(stickDev, date, map[string]string{ondisk.SlotSite: w.reportTo(host)})
+				w.StampAt(worldtest.StickDevice, date, map[string]string{ondisk.SlotSite: w.reportTo(host)})
 				for range 2 {
 					w.PowerOn()
-					w.mustBoot()
+					w.MustBoot()
 					if !w.goesBy(host) {
 						t.Fatalf("round %d: the machine uses\n%s\n%s", i, w.SlotSite(worldtest.SlotDevice), strings.Join(w.Console, "\n"))
 					}
@@ -71,18 +59,18 @@ func TestBackToAFormerSite(t *testing.T) {
 func TestAnotherSticksComeback(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.mustBoot()
+	w.MustBoot()
 	for _, host := range []string{"one", "two", "one"} {
-		w.plug("")
+		w.Plug("")
 		w.Put("/sys/devices/pci0/usb1/1-1/idVendor", "0781\n")
 		w.Put("/sys/devices/pci0/usb1/1-1/serial", "stick "+host+"\n")
-		w.stampAt(stickDev, 0, map[string]string{ondisk.SlotSite: w.reportTo(host)})
+		w.StampAt(worldtest.StickDevice, 0, map[string]string{ondisk.SlotSite: w.reportTo(host)})
 		w.PowerOn()
-		w.mustBoot()
+		w.MustBoot()
 		if !w.goesBy(host) {
 			t.Fatalf("the machine uses\n%s", w.SlotSite(worldtest.SlotDevice))
 		}
-		w.unplug()
+		w.Unplug()
 	}
 }
 
@@ -95,14 +83,14 @@ func TestStickLeftIn(t *testing.T) {
 			w := nativeWorld(t)
 			w.Stamp(worldtest.SlotDevice, "")
 			w.Cluster.TokenRevoked = !joined
-			w.plug(w.reportTo("one", worldtest.WithToken))
-			if err := w.boot(); (err == nil) != joined || !w.ConsoleHas("using the Site of stick") {
+			w.Plug(w.reportTo("one", worldtest.WithToken))
+			if err := w.Boot(); (err == nil) != joined || !w.ConsoleHas("using the Site of stick") {
 				t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 			}
 			w.Stamp(worldtest.SlotDevice, w.reportTo("two", worldtest.WithToken))
 			w.Cluster.TokenRevoked = false
 			w.PowerOn()
-			w.mustBoot()
+			w.MustBoot()
 			if !w.goesBy("two") || w.ConsoleHas("using the Site of stick") {
 				t.Errorf("the correction is gone:\n%s\n%s", w.SlotSite(worldtest.SlotDevice), strings.Join(w.Console, "\n"))
 			}
@@ -118,20 +106,20 @@ func TestOlderStick(t *testing.T) {
 		own, stick int64
 		taken      bool
 	}{
-		"older":                      {day(5), day(1), false},
-		"newer":                      {day(5), day(6), true},
-		"of the same second":         {day(5), day(5), true},
-		"from a laptop":              {day(5), 0, true},
-		"the slot's clock was wrong": {time.Date(2090, 1, 1, 0, 0, 0, 0, time.UTC).Unix(), day(1), true},
-		"the stick's clock was":      {day(5), 1, true},
+		"older":                      {worldtest.Day(5), worldtest.Day(1), false},
+		"newer":                      {worldtest.Day(5), worldtest.Day(6), true},
+		"of the same second":         {worldtest.Day(5), worldtest.Day(5), true},
+		"from a laptop":              {worldtest.Day(5), 0, true},
+		"the slot's clock was wrong": {time.Date(2090, 1, 1, 0, 0, 0, 0, time.UTC).Unix(), worldtest.Day(1), true},
+		"the stick's clock was":      {worldtest.Day(5), 1, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := nativeWorld(t)
-			w.stampAt(worldtest.SlotDevice, tc.own, map[string]string{ondisk.SlotSite: w.reportTo("own", worldtest.WithToken)})
-			w.plug("")
-			w.stampAt(stickDev, tc.stick, map[string]string{ondisk.SlotSite: w.reportTo("stick", worldtest.WithToken)})
-			w.mustBoot()
+			w.StampAt(worldtest.SlotDevice, tc.own, map[string]string{ondisk.SlotSite: w.reportTo("own", worldtest.WithToken)})
+			w.Plug("")
+			w.StampAt(worldtest.StickDevice, tc.stick, map[string]string{ondisk.SlotSite: w.reportTo("stick", worldtest.WithToken)})
+			w.MustBoot()
 			if w.goesBy("stick") != tc.taken {
 				t.Errorf("the machine uses\n%s", w.SlotSite(worldtest.SlotDevice))
 			}
@@ -151,13 +139,13 @@ func TestStickHelpsALostNode(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	w.Stamp(worldtest.SlotDevice, "")
-	w.plug(w.Site(worldtest.WithToken))
-	w.mustBoot()
+	w.Plug(w.Site(worldtest.WithToken))
+	w.MustBoot()
 	w.Now = w.Now.AddDate(2, 0, 0)
 	w.Cluster.Nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
 	w.Cluster.NodeRevives = true
 	w.PowerOn()
-	w.mustBoot()
+	w.MustBoot()
 	if w.Joins != 2 {
 		t.Errorf("kubeadm joined %d times\n%s", w.Joins, strings.Join(w.Console, "\n"))
 	}
@@ -166,16 +154,16 @@ func TestStickHelpsALostNode(t *testing.T) {
 // TestBadStickBesideAGoodOne checks that a valid stick is applied even if another stick is invalid.
 func TestBadStickBesideAGoodOne(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, "testdata/machine.txtar")
+	w := newWorld(t)
 	w.Stamp(worldtest.SlotDevice, "")
-	w.plug("kind: Site\nmasters: nonsense\n")
+	w.Plug("kind: Site\nmasters: nonsense\n")
 	disk := "/sys/devices/pci0/usb1/1-1/block/sdb"
 	w.Put(disk+"/sdb2/partition", "2\n")
 	w.Put(disk+"/sdb2/start", "65536\n")
 	w.Put(disk+"/sdb2/size", "32768\n")
 	w.Put(disk+"/sdb2/uevent", "PARTNAME=EDGEBAKE\n")
 	w.Stamp("/dev/sdb2", w.reportTo("good", worldtest.WithToken))
-	w.mustBoot()
+	w.MustBoot()
 	if !w.goesBy("good") || !w.ConsoleHas("stick /dev/sdb1 is ignored: the Site has problems") {
 		t.Errorf("%s", strings.Join(w.Console, "\n"))
 	}
@@ -186,14 +174,14 @@ func TestBadStickBesideAGoodOne(t *testing.T) {
 func TestBadSticks(t *testing.T) {
 	t.Parallel()
 	for _, own := range []bool{true, false} {
-		w := newWorld(t, "testdata/machine.txtar")
+		w := newWorld(t)
 		w.Stamp(worldtest.SlotDevice, "")
 		if own {
 			w.Stamp(worldtest.SlotDevice, w.reportTo("own", worldtest.WithToken))
-			w.mustBoot()
+			w.MustBoot()
 			w.PowerOn()
 		}
-		w.plug("kind: Site\nmasters: nonsense\n")
+		w.Plug("kind: Site\nmasters: nonsense\n")
 		disk := "/sys/devices/pci0/usb1/1-1/block/sdb"
 		w.Put(disk+"/sdb2/partition", "2\n")
 		w.Put(disk+"/sdb2/start", "65536\n")
@@ -201,7 +189,7 @@ func TestBadSticks(t *testing.T) {
 		w.Put(disk+"/sdb2/uevent", "PARTNAME=EDGEBAKE\n")
 		w.Stamp("/dev/sdb2", "kind: Site\nvip: nonsense\n")
 		w.Console = nil
-		if err := w.boot(); (err == nil) != own {
+		if err := w.Boot(); (err == nil) != own {
 			t.Errorf("%t: %v", own, err)
 		}
 		begin := "waiting for a Site; stick /dev/sdb1 is ignored: the Site has problems"
@@ -220,26 +208,26 @@ func TestStickKeepsIgnition(t *testing.T) {
 	t.Parallel()
 	const ign = `{"ignition":{"version":"3.5.0"},"passwd":{"users":[{"name":"ops","sshAuthorizedKeys":["ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEpMoGNRS+z8FwDHhSd4GgSaiC6dqU4OHCcmMhtCbL43 ops@desk"]}]}}`
 	w := nativeWorld(t)
-	w.stampAt(worldtest.SlotDevice, day(1), map[string]string{ondisk.SlotSite: w.Site(worldtest.WithToken), ondisk.SlotIgnition: ign})
-	w.mustBoot()
+	w.StampAt(worldtest.SlotDevice, worldtest.Day(1), map[string]string{ondisk.SlotSite: w.Site(worldtest.WithToken), ondisk.SlotIgnition: ign})
+	w.MustBoot()
 	key := func() bool {
 		return w.Has("/home/ops/.ssh/authorized_keys.d/ignition") || w.Has("/home/ops/.ssh/authorized_keys")
 	}
 	if !key() {
 		t.Fatal("the user's key is missing")
 	}
-	w.plug("")
-	w.stampAt(stickDev, 0, map[string]string{ondisk.SlotSite: w.reportTo("stick")})
+	w.Plug("")
+	w.StampAt(worldtest.StickDevice, 0, map[string]string{ondisk.SlotSite: w.reportTo("stick")})
 	for range 2 {
 		w.PowerOn()
-		w.mustBoot()
+		w.MustBoot()
 		if !w.goesBy("stick") || !key() {
 			t.Fatalf("the key: %v\n%s", key(), strings.Join(w.Console, "\n"))
 		}
 	}
-	w.stampAt(stickDev, 0, map[string]string{ondisk.SlotSite: w.reportTo("stick"), ondisk.SlotIgnition: "\n"})
+	w.StampAt(worldtest.StickDevice, 0, map[string]string{ondisk.SlotSite: w.reportTo("stick"), ondisk.SlotIgnition: "\n"})
 	w.PowerOn()
-	w.mustBoot()
+	w.MustBoot()
 	if key() {
 		t.Error("an empty config.ign did not remove the users")
 	}
@@ -251,7 +239,7 @@ func TestPowerCutKeepsIgnition(t *testing.T) {
 	t.Parallel()
 	const ign = `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/etc/motd","contents":{"source":"data:,hello"}}]}}`
 	w := nativeWorld(t)
-	w.stampAt(worldtest.SlotDevice, day(1), map[string]string{ondisk.SlotSite: w.Site(worldtest.WithToken), ondisk.SlotIgnition: ign})
+	w.StampAt(worldtest.SlotDevice, worldtest.Day(1), map[string]string{ondisk.SlotSite: w.Site(worldtest.WithToken), ondisk.SlotIgnition: ign})
 	cutSinceReady(t, w, func(cut *world, in, at string) {
 		if in != ign || cut.Get("/etc/motd") != "hello" {
 			t.Errorf("cut at %s: the slot's config.ign is %q", at, in)
@@ -263,17 +251,17 @@ func TestPowerCutKeepsIgnition(t *testing.T) {
 // Ready. After two more boots it passes each clone, with the slot's config.ign, to look.
 func cutSinceReady(t *testing.T, w *world, look func(cut *world, ignition, at string)) {
 	t.Helper()
-	whole := w.clone(t)
-	whole.mustBoot()
-	for n := slices.Index(whole.EffectNames, "write "+member.ReadyMark); n < len(whole.EffectNames); n += everyCut() {
-		cut := w.clone(t)
+	whole := w.Clone(t)
+	whole.MustBoot()
+	for n := slices.Index(whole.EffectNames, "write "+member.ReadyMark); n < len(whole.EffectNames); n += worldtest.EveryCut() {
+		cut := w.Clone(t)
 		cut.PowerCutAt = n + 1
-		if err := cut.boot(); err != nil { // an error of the report does not stop first boot
+		if err := cut.Boot(); err != nil { // an error of the report does not stop first boot
 			t.Logf("cut at %s: %v", cut.EffectNames[len(cut.EffectNames)-1], err)
 		}
 		for range 2 {
 			cut.PowerOn()
-			cut.mustBoot()
+			cut.MustBoot()
 		}
 		c, err := slot.Read(cut.Slots[worldtest.SlotDevice])
 		if err != nil {
@@ -289,11 +277,11 @@ func TestTokenInIgnition(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken))
-	w.mustBoot()
-	w.stampAt(worldtest.SlotDevice, day(1), map[string]string{ondisk.SlotSite: w.Site(worldtest.WithToken), ondisk.SlotIgnition: tokenInIgnition("data:,token%3D" + worldtest.TestToken)})
+	w.MustBoot()
+	w.StampAt(worldtest.SlotDevice, worldtest.Day(1), map[string]string{ondisk.SlotSite: w.Site(worldtest.WithToken), ondisk.SlotIgnition: tokenInIgnition("data:,token%3D" + worldtest.TestToken)})
 	for range 2 {
 		w.PowerOn()
-		w.mustBoot()
+		w.MustBoot()
 	}
 	c, err := slot.Read(w.Slots[worldtest.SlotDevice])
 	if err != nil || !strings.Contains(string(c.Files[ondisk.SlotIgnition]), "/etc/probe") {
@@ -314,8 +302,8 @@ func TestResetAndASticksToken(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	w.Stamp(worldtest.SlotDevice, "")
-	w.plug(w.Site(worldtest.WithToken))
-	w.mustBoot()
+	w.Plug(w.Site(worldtest.WithToken))
+	w.MustBoot()
 	var steps []run.Step
 	if _, err := Reset(t.Context(), w.Env(), func(s run.Step) { steps = append(steps, s) }); err != nil {
 		t.Fatal(err)
@@ -327,13 +315,13 @@ func TestResetAndASticksToken(t *testing.T) {
 	}
 	delete(w.Cluster.Nodes, "edge-sn0042")
 	w.PowerOn()
-	if err := w.boot(); err == nil || w.Joins != 1 || !w.ConsoleHas("the Site of stick /dev/sdb1 is ignored: it was plugged in when the machine was reset") {
+	if err := w.Boot(); err == nil || w.Joins != 1 || !w.ConsoleHas("the Site of stick /dev/sdb1 is ignored: it was plugged in when the machine was reset") {
 		t.Fatalf("%v; kubeadm joined %d times\n%s", err, w.Joins, strings.Join(w.Console, "\n"))
 	}
 	// A stick that is stamped again is applied, because somebody has requested that.
-	w.stampAt(stickDev, day(20), map[string]string{ondisk.SlotSite: w.Site(worldtest.WithToken)})
+	w.StampAt(worldtest.StickDevice, worldtest.Day(20), map[string]string{ondisk.SlotSite: w.Site(worldtest.WithToken)})
 	w.PowerOn()
-	w.mustBoot()
+	w.MustBoot()
 	if w.Joins != 2 {
 		t.Errorf("kubeadm joined %d times", w.Joins)
 	}
@@ -344,8 +332,8 @@ func TestResetAndASticksToken(t *testing.T) {
 func TestResetBeforeANewStick(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.mustBoot()
-	w.plug(w.reportTo("next", worldtest.WithToken))
+	w.MustBoot()
+	w.Plug(w.reportTo("next", worldtest.WithToken))
 	var steps []run.Step
 	if _, err := Reset(t.Context(), w.Env(), func(s run.Step) { steps = append(steps, s) }); err != nil {
 		t.Fatal(err)
@@ -355,7 +343,7 @@ func TestResetBeforeANewStick(t *testing.T) {
 	}
 	delete(w.Cluster.Nodes, "edge-sn0042")
 	w.PowerOn()
-	w.mustBoot()
+	w.MustBoot()
 	if !w.goesBy("next") || w.Joins != 2 {
 		t.Errorf("kubeadm joined %d times\n%s", w.Joins, strings.Join(w.Console, "\n"))
 	}
@@ -366,21 +354,21 @@ func TestResetBeforeANewStick(t *testing.T) {
 func TestAStrangersDateAndAClockAhead(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.mustBoot()
+	w.MustBoot()
 	w.setStickPolicy(ondisk.SitesRepair)
 	ahead := func(w *world, stamped time.Time) {
-		w.plug("")
-		w.stampAt(stickDev, stamped.Unix(), map[string]string{"site.yaml": w.Site(fmt.Sprintf("network: {dns: [192.0.2.%d]}", stamped.Second()+1))})
+		w.Plug("")
+		w.StampAt(worldtest.StickDevice, stamped.Unix(), map[string]string{"site.yaml": w.Site(fmt.Sprintf("network: {dns: [192.0.2.%d]}", stamped.Second()+1))})
 		w.PowerOn()
 		w.SetClock(w.ClusterTime().AddDate(2, 6, 0))
 		w.ClockSynced = true
 	}
 	corrected := func(w *world, when string) {
 		w.ClockSynced = false
-		w.unplug()
+		w.Unplug()
 		w.PowerOn()
 		w.SetClock(w.ClusterTime())
-		err := w.boot()
+		err := w.Boot()
 		if w.ClockSkew != 0 || !w.ConsoleHas("[8/14] discovery: as it should be") {
 			t.Errorf("%s: %v; the clock is wrong by %s\n%s", when, err, w.ClockSkew, strings.Join(w.Console, "\n"))
 		}
@@ -388,21 +376,21 @@ func TestAStrangersDateAndAClockAhead(t *testing.T) {
 	first, second := worldtest.WorldStart.AddDate(2, 0, 1), worldtest.WorldStart.AddDate(2, 0, 2)
 	second = second.Add(time.Second)
 	ahead(w, first)
-	before := w.clone(t)
-	if err := w.boot(); err == nil || !w.ConsoleHas("using the Site of stick") {
+	before := w.Clone(t)
+	if err := w.Boot(); err == nil || !w.ConsoleHas("using the Site of stick") {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	corrected(w, "one stick")
 	ahead(w, second)
-	if err := w.boot(); err == nil || !strings.Contains(w.SlotSite(worldtest.SlotDevice), "192.0.2.2") {
+	if err := w.Boot(); err == nil || !strings.Contains(w.SlotSite(worldtest.SlotDevice), "192.0.2.2") {
 		t.Fatalf("%v\n%s", err, w.SlotSite(worldtest.SlotDevice))
 	}
 	corrected(w, "another stick")
 
 	for n, written := 1, false; !written; n++ {
-		cut := before.clone(t)
+		cut := before.Clone(t)
 		cut.PowerCutAt = cut.Effects + n
-		err := cut.boot()
+		err := cut.Boot()
 		written = slices.Contains(cut.EffectNames, "write slot "+worldtest.SlotDevice)
 		corrected(cut, fmt.Sprintf("cut at effect %d (%v)", n, err))
 	}

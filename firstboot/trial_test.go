@@ -42,7 +42,7 @@ func TestOneChangeAtATime(t *testing.T) {
 			"revert":  func(w *world) error { _, err := w.revert(); return err },
 			"reset":   func(w *world) error { _, err := w.reset(); return err },
 		} {
-			w := machine.clone(t)
+			w := machine.Clone(t)
 			c.prepare(w)
 			before := w.tree()
 			if err := change(w); err == nil || !strings.Contains(err.Error(), c.want) || run.Advice(err) == "" {
@@ -51,12 +51,12 @@ func TestOneChangeAtATime(t *testing.T) {
 			sameTree(t, what, w.tree(), before)
 		}
 	}
-	w := machine.clone(t)
+	w := machine.Clone(t)
 	w.Put("/efi/loader/entries/edgebake-b+0-3.conf", "")
 	if _, err := w.convert(pool); err != nil {
 		t.Errorf("after the new system has failed: %v", err)
 	}
-	w = machine.clone(t)
+	w = machine.Clone(t)
 	w.onTrial()
 	w.Put(strings.Replace(trialEntry, "+2-1", "", 1), "")
 	if err := w.Env().Remove(trialEntry); err != nil {
@@ -87,13 +87,13 @@ func TestTrialWithoutAPIServer(t *testing.T) {
 	} {
 		w := nativeWorld(t)
 		w.UseSingleMaster()
-		w.mustBoot()
+		w.MustBoot()
 		w.PowerOn()
 		w.onTrial()
 		w.Units[ondisk.UnitIPVSCare] = "active"
 		w.Offline = true
 		c.prepare(w)
-		if err := w.boot(); err == nil {
+		if err := w.Boot(); err == nil {
 			t.Fatalf("%s: done", c.name)
 		}
 		if held, healthy := w.Has(ondisk.HeldFile), w.Has(ondisk.HealthyFile); held != c.held || healthy != c.healthy {
@@ -101,7 +101,7 @@ func TestTrialWithoutAPIServer(t *testing.T) {
 		}
 		w.Offline = false
 		w.Units[ondisk.UnitKubelet] = "active"
-		w.mustBoot()
+		w.MustBoot()
 		if held, healthy := w.Has(ondisk.HeldFile), w.Has(ondisk.HealthyFile); held || healthy != c.healthyNext {
 			t.Errorf("%s, then online: held: %v, kept: %v", c.name, held, healthy)
 		}
@@ -114,12 +114,12 @@ func TestTrialThatFailsIsNotHeld(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	w.UseSingleMaster()
-	w.mustBoot()
+	w.MustBoot()
 	w.PowerOn()
 	w.onTrial()
 	w.Put(ondisk.HeldFile, "")
 	w.Cluster.NotReady = true
-	if err := w.boot(); err == nil {
+	if err := w.Boot(); err == nil {
 		t.Fatal("done")
 	}
 	if w.Has(ondisk.HeldFile) || w.Has(ondisk.HealthyFile) {
@@ -132,7 +132,7 @@ func TestResetEndsAnUpdate(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	w.UseSingleMaster()
-	w.mustBoot()
+	w.MustBoot()
 	w.Put("/var/lib/edgebake/update/esp", "fetched")
 	if _, err := w.reset(); err != nil {
 		t.Fatal(err)

@@ -22,7 +22,8 @@ type resetConn struct {
 	err error
 }
 
-func (c resetConn) Read([]byte) (int, error)    { return 0, c.err }
+func (c resetConn) Read([]byte) (int, error) { return 0, c.err }
+
 func (c resetConn) Write(b []byte) (int, error) { return len(b), nil }
 
 // TestALongWaitIsSaidOnce checks that a wait is reported once, although connections to the API

@@ -6,30 +6,29 @@ import (
 	"github.com/edgebake/edgebake/firstboot/worldtest"
 )
 
-// world is a simulated machine that runs first boot.
+// world is a simulated machine, with the helpers of this package's tests.
 type world struct{ *worldtest.World }
 
-func newWorld(t *testing.T, files string, names ...string) *world {
+// newWorld returns a machine whose slot has no Site.
+func newWorld(t *testing.T, names ...string) *world {
 	t.Helper()
-	return &world{worldtest.New(t, files, names...)}
+	return &world{worldtest.New(t, New, names...)}
 }
 
-func (w *world) clone(t *testing.T) *world {
+func nativeWorld(t *testing.T, lines ...string) *world {
+	return &world{worldtest.Native(t, New, lines...)}
+}
+
+func edgeWorld(t *testing.T, lines ...string) *world { return &world{worldtest.Edge(t, New, lines...)} }
+
+func podWorld(t *testing.T) *world { return &world{worldtest.Pod(t, New)} }
+
+func (w *world) Clone(t *testing.T) *world {
 	t.Helper()
 	return &world{w.World.Clone(t)}
 }
 
-func (w *world) cloneWith(t *testing.T, files []worldtest.Entry) *world {
+func (w *world) CloneWith(t *testing.T, files []worldtest.Entry) *world {
 	t.Helper()
 	return &world{w.World.CloneWith(t, files)}
-}
-
-// boot runs first boot until it is done, needs a person, or waits too long.
-func (w *world) boot() error {
-	return w.Run(New(w.Env()))
-}
-
-func (w *world) snapshot(t *testing.T, files []worldtest.Entry) [32]byte {
-	t.Helper()
-	return w.World.Fingerprint(t, files)
 }

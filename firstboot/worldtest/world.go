@@ -3,6 +3,7 @@ package worldtest
 import (
 	"bytes"
 	"context"
+	_ "embed"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -127,6 +128,7 @@ type machineState struct {
 // machineSettings has the rest of what CloneWith copies. Fingerprint omits it: these values are the
 // same in all machines of a test that cuts the power, or are only output.
 type machineSettings struct {
+	start        func(*machine.Env) *run.Runner
 	singleMaster bool              // its Sites have only one API server
 	SlotFiles    map[string]string // additional files on sticks, by "device/name"
 	ReadOnly     map[string]bool
@@ -177,26 +179,29 @@ func (w *World) SetClock(now time.Time) {
 
 var errPower = errors.New("the power is gone")
 
-// New returns a machine with the files of a txtar archive. names are additional
-// names in the API servers' certificates.
-func New(t *testing.T, files string, names ...string) *World {
+// machineFiles has the files of a machine that boots for the first time.
+//
+//go:embed machine.txtar
+var machineFiles []byte
+
+// New returns a machine that boots for the first time. start makes the Runner of first boot:
+// firstboot.New, which this package cannot import. names are additional names in the API servers'
+// certificate.
+func New(t *testing.T, start func(*machine.Env) *run.Runner, names ...string) *World {
 	t.Helper()
 	w := &World{
 		T: t, Root: disktest.Scratch(t), Slots: map[string]*memDevice{}, Cluster: NewCluster(t, names...), deadlines: map[time.Time]time.Time{},
 		machineState:    machineState{Units: map[string]string{}, Started: map[string]time.Time{}, LoadedConfig: map[string]string{}, Unsynced: map[string]bool{}, Now: WorldStart},
-		machineSettings: machineSettings{NodeAddr: netip.MustParseAddr("192.0.2.50"), Patience: 6 * time.Minute, KubeletVersion: "Kubernetes v1.36.3\n"},
+		machineSettings: machineSettings{start: start, NodeAddr: netip.MustParseAddr("192.0.2.50"), Patience: 6 * time.Minute, KubeletVersion: "Kubernetes v1.36.3\n"},
 	}
 	w.Cluster.Attach(w)
-	a, err := txtar.ParseFile(files)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range a.Files {
+	for _, f := range txtar.Parse(machineFiles).Files {
 		name, target, link := strings.Cut(f.Name, " -> ")
 		p := filepath.Join(w.Root, name)
 		if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {
 			t.Fatal(err)
 		}
+		err := error(nil)
 		if link {
 			err = os.Symlink(target, p)
 		} else {

@@ -122,7 +122,7 @@ func newNode(t *testing.T, f *fleet, i int) *node {
 	n := &node{fleet: f, name: fmt.Sprintf("edge-%04d", i), ip: netip.AddrFrom4([4]byte{10, 99, byte(i >> 8), byte(i)}),
 		machineID: fmt.Sprintf("6f1c8f3e2a0b4d5c9e7f8a1b%08x", id), uuid: fmt.Sprintf("4c4c4544-0042-3510-8052-c7c0%08x", id), stopKubelet: func() {}}
 	n.kernel = newMemory(n.ip)
-	n.world = worldtest.New(t, "../../../firstboot/testdata/machine.txtar")
+	n.world = worldtest.New(t, firstboot.New)
 	n.world.Put("/etc/machine-id", n.machineID+"\n")
 	n.world.Put("/sys/class/dmi/id/product_serial", fmt.Sprintf("SN%05d\n", i))
 	n.world.Put("/sys/class/dmi/id/product_uuid", n.uuid+"\n")

@@ -1,4 +1,4 @@
-package firstboot
+package join_test
 
 import (
 	"encoding/json"
@@ -20,7 +20,7 @@ import (
 func TestIPVScareTakesWhatFirstBootWrites(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.mustBoot()
+	w.MustBoot()
 	former := w.Get(member.ProvenFile)
 	for _, tc := range []struct {
 		name, masters string
@@ -40,7 +40,7 @@ func TestIPVScareTakesWhatFirstBootWrites(t *testing.T) {
 		{"a root", "m1.example.:6443", nil, nil, nil},
 		{"an underscore", "m_1.example:6443", nil, nil, nil},
 	} {
-		site, err := site.Parse([]byte(w.withMasters(tc.masters, tc.lines...)))
+		site, err := site.Parse([]byte(w.SiteWithMasters(tc.masters, tc.lines...)))
 		if err != nil {
 			if tc.want != nil {
 				t.Errorf("%s: %v", tc.name, err)

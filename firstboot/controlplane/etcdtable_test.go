@@ -1,4 +1,4 @@
-package firstboot
+package controlplane_test
 
 import (
 	"fmt"
@@ -10,6 +10,7 @@ import (
 
 	"github.com/edgebake/edgebake/firstboot/controlplane"
 	"github.com/edgebake/edgebake/firstboot/etcdmember"
+	"github.com/edgebake/edgebake/firstboot/worldtest"
 )
 
 // peersRow is a state of the other control-plane nodes after a power cut. blank and data are the
@@ -18,13 +19,6 @@ type peersRow struct {
 	name        string
 	set         func(m *controlPlane)
 	blank, data string
-}
-
-// all sets all other control-plane nodes to one state.
-func (m *controlPlane) all(s etcdmember.PeerState) {
-	for _, f := range m.others {
-		f.state, f.quorum = s, false
-	}
 }
 
 // TestPowerCutThenTheTable checks that after any power cut in a bootstrap or a replacement, the
@@ -82,18 +76,18 @@ var decisionLine = regexp.MustCompile(`decision=(\S+)`)
 func (m *controlPlane) cutThenRows(t *testing.T, rows []peersRow) {
 	t.Helper()
 	files := m.Files()
-	whole := m.cloneWith(t, files)
+	whole := m.CloneWith(t, files)
 	whole.bootDone()
 	disks, views := map[bool]int{}, 0
 	nightly := os.Getenv("EDGEBAKE_NIGHTLY") != ""
-	every := everyCut()
+	every := worldtest.EveryCut()
 	if every == 1 && !nightly {
 		every = 3
 	}
 	for n := every; n <= whole.Effects; n += every {
-		cut := m.cloneWith(t, files)
+		cut := m.CloneWith(t, files)
 		cut.PowerCutAt = n
-		_ = cut.boot() // decides checks the result
+		_ = cut.Boot() // decides checks the result
 		cut.LoseUnsynced()
 		at, left := cut.EffectNames[len(cut.EffectNames)-1], cut.Files()
 		data := cut.Has("/var/lib/etcd/member/wal/0.wal")
@@ -103,7 +97,7 @@ func (m *controlPlane) cutThenRows(t *testing.T, rows []peersRow) {
 				continue
 			}
 			views++
-			c := cut.cloneWith(t, left)
+			c := cut.CloneWith(t, left)
 			c.on()
 			c.Log.Reset()
 			row.set(c)
@@ -132,7 +126,7 @@ func (m *controlPlane) decides() string {
 			m.PowerCutAt = 1
 		}
 	}
-	_ = m.boot() // decides cuts the power itself
+	_ = m.Boot() // decides cuts the power itself
 	m.BeforeEffect = nil
 	all := decisionLine.FindAllStringSubmatch(m.Log.String(), -1)
 	if len(all) == 0 {

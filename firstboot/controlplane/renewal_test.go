@@ -1,4 +1,4 @@
-package firstboot
+package controlplane_test
 
 import (
 	"errors"
@@ -14,8 +14,142 @@ import (
 	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
+	"github.com/edgebake/edgebake/firstboot/worldtest"
 	"github.com/edgebake/edgebake/ondisk"
 )
+
+// TestMasterRenewsCertificates checks that certificates that are damaged, lack a name or end soon
+// are made again; kubelet's is made again after a year without power.
+func TestMasterRenewsCertificates(t *testing.T) {
+	t.Parallel()
+	sites := mintedSites(t, 1)
+	for name, spoil := range map[string]func(m *controlPlane) []string{
+		"a key is empty": func(m *controlPlane) []string {
+			m.Put(member.PKIDir+"/etcd/server.key", "")
+			return []string{"certs all", "kubeconfig all", "etcd local"}
+		},
+		"half a kubeconfig": func(m *controlPlane) []string {
+			m.Put(controlplane.SuperAdminConf, "apiVersion: v1\nkind: Conf")
+			return []string{"certs all", "kubeconfig all", "etcd local"}
+		},
+		"eight months later": func(m *controlPlane) []string {
+			m.Now = m.Now.AddDate(0, 8, 0)
+			return []string{"certs all", "kubeconfig all", "etcd local"}
+		},
+		"370 days later": func(m *controlPlane) []string {
+			m.Now = m.Now.AddDate(0, 0, 370)
+			return []string{"certs all", "kubeconfig all", "etcd local", "kubelet-finalize all"}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newControlPlane(t, sites)
+			m.bootDone()
+			want := spoil(m)
+			m.inits = nil
+			m.on()
+			m.bootDone()
+			if !slices.Equal(m.inits, want) {
+				t.Errorf("kubeadm ran %q, want %q", m.inits, want)
+			}
+			if bad := controlplane.BadCredentials(m.Env(), m.site); len(bad) > 0 || m.Has(controlplane.RenewalDir) {
+				t.Errorf("still bad: %d, and %s is there: %v", len(bad), controlplane.RenewalDir, m.Has(controlplane.RenewalDir))
+			}
+		})
+	}
+}
+
+// TestMasterRunsForYears checks that no certificate expires on a machine that runs for years, and
+// that the control plane uses the renewed certificates.
+func TestMasterRunsForYears(t *testing.T) {
+	t.Parallel()
+	m := newControlPlane(t, mintedSites(t, 1))
+	m.bootDone()
+	if m.Units[ondisk.UnitAgain] != "active" {
+		t.Fatal("the timer that runs first boot again is not active")
+	}
+	pods := m.Get(controlplane.Pods[1])
+	m.inits = nil
+	for range 26 { // the timer runs for 780 days
+		m.Now = m.Now.AddDate(0, 0, 30)
+		m.KubeletLastActive = m.Now
+		if at, err := os.Readlink(filepath.Join(m.Root, member.ClientCert)); err != nil {
+			t.Fatal(err)
+		} else {
+			m.PutUnsynced(at, m.Cluster.Client("system:node:m1", m.Now.AddDate(1, 0, 0))) // kubelet renews its own certificate
+		}
+		m.bootDone()
+		for _, l := range controlplane.Leaves {
+			cert, err := member.LoadPair(m.Env(), member.PKIDir+"/"+l.Base+".crt", member.PKIDir+"/"+l.Base+".key")
+			if err != nil || m.Now.AddDate(0, 0, 30).After(cert.NotAfter) {
+				t.Fatalf("%s on %s: %v", l.Base, m.Now, err)
+			}
+		}
+		if len(m.inits) > 0 {
+			if now := m.Get(controlplane.Pods[1]); now == pods || !strings.Contains(now, "name: kube-controller-manager.yaml") {
+				t.Fatalf("the controller manager still has its old certificate:\n%s", now)
+			} else {
+				pods = now
+			}
+			if !slices.Equal(m.inits, []string{"certs all", "kubeconfig all"}) || len(m.restarts) > 0 {
+				t.Fatalf("kubeadm ran %q, etcd was restarted %q", m.inits, m.restarts)
+			}
+			m.inits = nil
+		} else if m.Get(controlplane.Pods[1]) != pods {
+			t.Fatal("a pod was restarted without need")
+		}
+	}
+}
+
+// TestRestartOutlastsAKill checks that if first boot is killed right after it renewed certificates,
+// the next run restarts the programs that still use the former ones.
+func TestRestartOutlastsAKill(t *testing.T) {
+	t.Parallel()
+	const restart = "restart " + ondisk.UnitKubelet
+	sites := mintedSites(t, 1)
+	for name, tt := range map[string]struct {
+		days int
+		at   []string // first boot is killed once at each
+	}{
+		"pods":                    {240, []string{"write " + controlplane.Pods[1]}},
+		"pods, kubelet's expired": {370, []string{"write " + controlplane.Pods[1]}},
+		"kubelet":                 {370, []string{restart}},
+		"twice":                   {370, []string{"write " + controlplane.Pods[1], restart}},
+		"its mark is still there": {370, []string{"remove " + controlplane.PodsRestart}},
+		"halfway through them":    {370, []string{"kubeadm writes " + controlplane.Renewed(controlplane.Confs[3]), restart}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newControlPlane(t, sites)
+			m.bootDone()
+			pods := m.Get(controlplane.Pods[1])
+			m.Now = m.Now.AddDate(0, 0, tt.days)
+			renewed := m.Now
+			for _, at := range tt.at {
+				m.Effects, m.EffectNames = 0, nil
+				m.BeforeEffect = func(effect string) {
+					if effect == at {
+						m.PowerCutAt = 1
+					}
+				}
+				if err := m.Boot(); err == nil || m.EffectNames[len(m.EffectNames)-1] != at {
+					t.Fatalf("%v: it was not killed at %s: %q", err, at, m.EffectNames)
+				}
+				m.BeforeEffect, m.PowerCutAt = nil, 0
+			}
+			m.bootDone()
+			if m.Get(controlplane.Pods[1]) == pods {
+				t.Error("the controller manager still has its old certificate")
+			}
+			if started := m.World.Started[ondisk.UnitKubelet]; started.Before(renewed) != (tt.days < 365) {
+				t.Errorf("kubelet was started on %s, its certificate is another since %s", started, renewed)
+			}
+			if m.Has(controlplane.PodsRestart) {
+				t.Error("a pod was restarted once more")
+			}
+		})
+	}
+}
 
 // inUseBytes returns the contents of the certificates and
 // kubeconfigs in use by the control plane.
@@ -96,7 +230,7 @@ func TestRenewalThatFails(t *testing.T) {
 			before := m.inUseBytes()
 			pods := m.Get(controlplane.Pods[0])
 			failing := fails(m)
-			m.world.KubeadmInit = func(c machine.Cmd) error {
+			m.World.KubeadmInit = func(c machine.Cmd) error {
 				if args := strings.Join(c.Args, " "); strings.Contains(args, "certs all") || strings.Contains(args, "kubeconfig all") {
 					return failing(c)
 				}
@@ -120,7 +254,7 @@ func TestRenewalThatFails(t *testing.T) {
 					t.Errorf("%s: a failed renewal left files, or restarted a pod", when)
 				}
 			}
-			m.world.KubeadmInit = m.kubeadm
+			m.World.KubeadmInit = m.kubeadm
 			m.bootDone()
 			if bad := controlplane.BadCredentials(m.Env(), m.site); len(bad) > 0 || m.Get(controlplane.Pods[0]) == pods {
 				t.Errorf("%d certificates were not renewed, or their programs were not restarted", len(bad))
@@ -138,9 +272,9 @@ func TestRenewalOfABrokenPairThatFails(t *testing.T) {
 	m.Now = m.Now.AddDate(0, 8, 0)
 	m.Put(member.PKIDir+"/etcd/server.key", "")
 	before := m.inUseBytes()
-	m.world.KubeadmInit = func(machine.Cmd) error { return errors.New("no space left on device") }
+	m.World.KubeadmInit = func(machine.Cmd) error { return errors.New("no space left on device") }
 	m.on()
-	if err := m.boot(); err == nil || !m.ConsoleHas("no space left on device") {
+	if err := m.Boot(); err == nil || !m.ConsoleHas("no space left on device") {
 		t.Errorf("%v\n%s", err, strings.Join(m.Console, "\n"))
 	}
 	for f, text := range before {
@@ -148,7 +282,7 @@ func TestRenewalOfABrokenPairThatFails(t *testing.T) {
 			t.Errorf("%s has changed", f)
 		}
 	}
-	m.world.KubeadmInit = m.kubeadm
+	m.World.KubeadmInit = m.kubeadm
 	m.on()
 	m.bootDone()
 }
@@ -196,23 +330,23 @@ func TestPowerCutOfRenewal(t *testing.T) {
 			m.Now = m.Now.AddDate(0, 0, days)
 			m.Effects, m.EffectNames = 0, nil
 			files := m.Files()
-			whole := m.cloneWith(t, files)
+			whole := m.CloneWith(t, files)
 			whole.bootDone()
 			first := slices.IndexFunc(whole.EffectNames, func(effect string) bool { return strings.HasPrefix(effect, "link ") }) // before that, no file in use is changed
 			end := slices.Index(whole.EffectNames, "remove all of "+controlplane.RenewalDir) + 2
 			if first < 0 || end < first+20 {
 				t.Fatalf("effects: %q", whole.EffectNames)
 			}
-			for n := 1; n <= end; n += everyCut() {
+			for n := 1; n <= end; n += worldtest.EveryCut() {
 				for _, kind := range []string{"kill", "power cut"} {
 					if kind == "kill" && n <= first {
 						continue
 					}
 					t.Run(fmt.Sprint(kind, " at ", n), func(t *testing.T) {
 						t.Parallel()
-						cut := m.cloneWith(t, files)
+						cut := m.CloneWith(t, files)
 						cut.PowerCutAt = n
-						if err := cut.boot(); err == nil {
+						if err := cut.Boot(); err == nil {
 							t.Fatal("the machine continued after the power cut")
 						}
 						when := cut.EffectNames[len(cut.EffectNames)-1]
@@ -363,7 +497,7 @@ func TestRenewalWithASpoiltManifest(t *testing.T) {
 	m.Put(controlplane.Pods[2], "")
 	m.EffectNames = nil
 	m.bootDone()
-	if count(m.EffectNames, "write "+controlplane.Pods[1]) == 0 || m.Get(controlplane.Pods[2]) == "" || m.Has(controlplane.PodsRestart) {
+	if m.EffectCount("write "+controlplane.Pods[1]) == 0 || m.Get(controlplane.Pods[2]) == "" || m.Has(controlplane.PodsRestart) {
 		t.Errorf("a pod is not restarted, or its manifest is still empty: %q", m.EffectNames)
 	}
 }
@@ -471,7 +605,7 @@ func TestClockBehindTheOtherMasters(t *testing.T) {
 	m.Now = m.Now.Add(200 * time.Hour)
 	m.SetClock(m.Now.Add(-200 * time.Hour)) // the time at which the Site was stamped
 	m.quorum()
-	err := m.boot()
+	err := m.Boot()
 	if m.ClockSkew < -time.Hour || len(m.starts) != 1 {
 		t.Errorf("%v: the clock is wrong by %s; etcd was started as %q\n%s", err, m.ClockSkew, m.starts, strings.Join(m.Console, "\n"))
 	}

@@ -1,4 +1,4 @@
-package firstboot
+package join_test
 
 import (
 	"crypto/sha256"
@@ -16,7 +16,7 @@ func TestImagesAreImportedOnce(t *testing.T) {
 	w.Put(ondisk.ImportImageDir+"/000-pause.tar", "archive")
 	w.Put(ondisk.ImportImageDir+"/"+ondisk.ImportIndexFile, `{"version":1,"archives":[{"file":"000-pause.tar","ref":"example.com/pause:1",
 "sha256":"`+fmt.Sprintf("%x", sha256.Sum256([]byte("archive")))+`","platform":"linux/amd64","names":["example.com/pause@sha256:0"],"labels":{"a":"b"}}]}`)
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	var ran []string
@@ -34,12 +34,12 @@ func TestImagesAreImportedOnce(t *testing.T) {
 		t.Errorf("ran %q", ran)
 	}
 	w.PowerOn()
-	if err := w.boot(); err != nil || slices.ContainsFunc(w.EffectNames, func(n string) bool { return strings.Contains(n, "ctr") }) {
+	if err := w.Boot(); err != nil || slices.ContainsFunc(w.EffectNames, func(n string) bool { return strings.Contains(n, "ctr") }) {
 		t.Errorf("%v, %v", err, w.EffectNames)
 	}
 	w.Put(ondisk.ImportImageDir+"/000-pause.tar", "damaged")
 	w.PowerOn()
-	if err := w.boot(); err == nil || !w.ConsoleHas("FAILED images") {
+	if err := w.Boot(); err == nil || !w.ConsoleHas("FAILED images") {
 		t.Errorf("a damaged archive: %v", err)
 	}
 }

@@ -1,4 +1,4 @@
-package firstboot
+package join_test
 
 import (
 	"strings"
@@ -39,7 +39,7 @@ func TestVIPInTheCluster(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			w := nativeWorld(t)
 			c.setup(w.Cluster)
-			err := w.boot()
+			err := w.Boot()
 			said := strings.Join(w.Console, "\n")
 			if (err != nil) != c.fails || strings.Contains(said, "VIP 10.103.97.2") != (c.want != "") || !strings.Contains(said, c.want) {
 				t.Fatalf("%v\n%s", err, said)
@@ -60,12 +60,12 @@ func TestVIPInTheNextCluster(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	w.Cluster.ServiceSubnet = "10.96.0.0/12"
-	w.mustBoot()
-	w.rebuild()
+	w.MustBoot()
+	w.Rebuild()
 	w.Cluster.ServiceSubnet, w.Cluster.Services = "10.96.0.0/12", map[string]string{"10.103.97.2": "till"}
 	w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken))
 	// First boot runs again without a reboot.
-	if err := w.boot(); err == nil || !w.ConsoleHas("is the address of the cluster's Service shop/till") {
+	if err := w.Boot(); err == nil || !w.ConsoleHas("is the address of the cluster's Service shop/till") {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 }
@@ -75,9 +75,9 @@ func TestVIPInTheNextCluster(t *testing.T) {
 func TestServiceTakesTheVIPLater(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.mustBoot()
+	w.MustBoot()
 	w.Cluster.ServiceSubnet, w.Cluster.Services = "10.96.0.0/12", map[string]string{"10.103.97.2": "till"}
-	w.mustBoot()
+	w.MustBoot()
 	if !w.ConsoleHas("the VIP 10.103.97.2 is the address of the cluster's Service shop/till") {
 		t.Errorf("the console has no message about it:\n%s", strings.Join(w.Console, "\n"))
 	}

@@ -1,4 +1,4 @@
-package firstboot
+package join_test
 
 import (
 	"context"
@@ -6,6 +6,7 @@ import (
 	"net"
 	"testing"
 
+	"github.com/edgebake/edgebake/firstboot"
 	"github.com/edgebake/edgebake/firstboot/worldtest"
 )
 
@@ -13,7 +14,7 @@ import (
 // join, because a thousand machines may join at once.
 func TestQuestionsOfAJoin(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, "testdata/machine.txtar", "apiserver.cluster.local") // as kubeadm makes certificates
+	w := newWorld(t, "apiserver.cluster.local") // as kubeadm makes certificates
 	w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken))
 	w.UseSingleMaster()
 	e := w.Env()
@@ -22,7 +23,7 @@ func TestQuestionsOfAJoin(t *testing.T) {
 		dials[addr]++
 		return dial(ctx, network, addr)
 	}
-	if err := w.Run(New(e)); err != nil {
+	if err := w.Run(firstboot.New(e)); err != nil {
 		t.Fatal(err)
 	}
 	const node = "/api/v1/nodes/edge-sn0042"

@@ -1,4 +1,4 @@
-package firstboot
+package join_test
 
 import (
 	"context"
@@ -11,10 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
-	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/firstboot/worldtest"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
@@ -23,7 +22,7 @@ import (
 func TestWithoutIPVS(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, "ipvs: {disabled: true}")
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	hosts := w.Get("/etc/hosts")
@@ -35,12 +34,12 @@ func TestWithoutIPVS(t *testing.T) {
 func TestMastersChanged(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatal(err)
 	}
 	w.Stamp(worldtest.SlotDevice, strings.Replace(w.Site(), "192.0.2.13", "192.0.2.14", 1))
 	w.PowerOn()
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	if !strings.Contains(w.Get(ondisk.IPVSConfig), "192.0.2.14:6443") || w.Joins != 1 {
@@ -64,7 +63,7 @@ func TestMastersComeLate(t *testing.T) {
 		}
 		return err
 	}
-	if err := w.Run(New(e)); err != nil {
+	if err := w.Run(firstboot.New(e)); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	if took := w.Now.Sub(on); w.Joins != 1 || took < 17*time.Minute || took > 20*time.Minute {
@@ -98,7 +97,7 @@ func TestOneWordForAWait(t *testing.T) {
 		}
 		return err
 	}
-	if err := w.Run(New(e)); err != nil {
+	if err := w.Run(firstboot.New(e)); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	var waits []string
@@ -141,7 +140,7 @@ func TestMastersGoDuringTheJoin(t *testing.T) {
 		}
 		return err
 	}
-	if err := w.Run(New(e)); err != nil {
+	if err := w.Run(firstboot.New(e)); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	if !w.ConsoleHas("join: will be tried again: context deadline exceeded") || w.Joins != 1 {
@@ -150,49 +149,7 @@ func TestMastersGoDuringTheJoin(t *testing.T) {
 	if late := w.Now.Sub(back); late > 3*time.Minute {
 		t.Errorf("Ready %s after the masters were back", late)
 	}
-	noSecret(t, w)
-}
-
-// TestEveryKubeadm checks that the phases of init and reset use the proxy of their Site, as the
-// join does.
-func TestEveryKubeadm(t *testing.T) {
-	t.Parallel()
-	ran := map[string]int{}
-	watch := func(w *world, e *machine.Env) *machine.Env {
-		run := e.Run
-		e.Run = func(ctx context.Context, c machine.Cmd) error {
-			if c.Args[0] != "kubeadm" {
-				return run(ctx, c)
-			}
-			ran[c.Args[1]]++
-			for _, want := range []string{"GOGC=off", "HTTPS_PROXY=http://192.0.2.99:3128"} {
-				if !slices.Contains(c.Env, want) {
-					t.Errorf("%q runs without %s: %q", c.Args, want, c.Env)
-				}
-			}
-			if c.Output == nil {
-				t.Errorf("the output of %q is not read", c.Args)
-			}
-			return run(ctx, c)
-		}
-		return e
-	}
-	w := nativeWorld(t, "network: {proxy: {https: 'http://192.0.2.99:3128'}}")
-	if err := w.Run(New(watch(w, w.Env()))); err != nil {
-		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
-	}
-	if _, err := Reset(t.Context(), watch(w, w.Env()), func(run.Step) {}); err != nil {
-		t.Fatal(err)
-	}
-	m := newControlPlane(t, mintedSites(t, 1))
-	m.site.Network.Proxy.HTTPS = configs.NewSecret("http://192.0.2.99:3128")
-	m.stampSite(m.site)
-	if err := m.Run(New(watch(m.world, m.Env()))); err != nil {
-		t.Fatalf("%v\n%s", err, strings.Join(m.Console, "\n"))
-	}
-	if ran["join"] != 1 || ran["reset"] != 1 || ran["init"] < 5 {
-		t.Errorf("kubeadm ran %v", ran)
-	}
+	w.NoSecret()
 }
 
 func TestFirstMasterDead(t *testing.T) {
@@ -200,7 +157,7 @@ func TestFirstMasterDead(t *testing.T) {
 	w := nativeWorld(t)
 	w.Cluster.Down["192.0.2.11:6443"] = true
 	w.Cluster.Down["192.0.2.13:6443"] = true
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	if server, name, err := member.KubeletServer(w.Env()); err != nil || server != "https://apiserver.cluster.local:6443" || name != "kubernetes" {
@@ -212,9 +169,9 @@ func TestFirstMasterDead(t *testing.T) {
 // kubelet is not restarted after the join.
 func TestJoinsThroughTheEndpoint(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, "testdata/machine.txtar", "apiserver.cluster.local")
+	w := newWorld(t, "apiserver.cluster.local")
 	w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken))
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	if server, name, err := member.KubeletServer(w.Env()); err != nil || server != "https://apiserver.cluster.local:6443" || name != "" {
@@ -242,7 +199,7 @@ func TestHealedInTheCluster(t *testing.T) {
 		}
 		return sleep(ctx, d)
 	}
-	if err := w.Run(New(e)); err != nil || w.State().Result != ondisk.ResultDone {
+	if err := w.Run(firstboot.New(e)); err != nil || w.State().Result != ondisk.ResultDone {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 }
@@ -252,7 +209,7 @@ func TestHealedInTheCluster(t *testing.T) {
 func TestAFailedLookUndoesNothing(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatal(err)
 	}
 	for _, before := range []bool{true, false} {
@@ -280,7 +237,7 @@ func TestAFailedLookUndoesNothing(t *testing.T) {
 				return unit(ctx, verb, name)
 			}
 		}
-		if err := w.Run(New(e)); err == nil {
+		if err := w.Run(firstboot.New(e)); err == nil {
 			t.Fatal("first boot succeeded although no API server answers")
 		}
 		if failed != 3 {

@@ -1,4 +1,4 @@
-package firstboot
+package join_test
 
 import (
 	"strings"
@@ -30,7 +30,7 @@ func TestTwoMachinesWithOneSite(t *testing.T) {
 			t.Parallel()
 			w := nativeWorld(t)
 			if tt.before {
-				w.mustBoot()
+				w.MustBoot()
 				w.PowerOn()
 			}
 			began := time.Time{}
@@ -43,12 +43,12 @@ func TestTwoMachinesWithOneSite(t *testing.T) {
 				}
 				return own
 			}
-			if err := w.boot(); err == nil || !w.ConsoleHas(tt.says) || w.Has(member.ReadyMark) != tt.before {
+			if err := w.Boot(); err == nil || !w.ConsoleHas(tt.says) || w.Has(member.ReadyMark) != tt.before {
 				t.Fatalf("%v, says Ready: %v\n%s", err, w.Has(member.ReadyMark), strings.Join(w.Console, "\n"))
 			}
 			w.Cluster.ReportedMachineID = nil
 			w.PowerOn()
-			w.mustBoot()
+			w.MustBoot()
 			if w.State().Result != ondisk.ResultDone {
 				t.Errorf("result %s", w.State().Result)
 			}
@@ -71,5 +71,5 @@ func TestNodeOfAFormerMachine(t *testing.T) {
 		}
 		return own
 	}
-	w.mustBoot()
+	w.MustBoot()
 }

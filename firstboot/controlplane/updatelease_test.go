@@ -1,4 +1,4 @@
-package firstboot
+package controlplane_test
 
 import (
 	"fmt"
@@ -70,7 +70,7 @@ func TestUpdateLeaseIsFree(t *testing.T) {
 		{"no quorum", "request timed out", func(m *controlPlane) { m.own.quorum = false }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			m := base.cloneWith(t, files)
+			m := base.CloneWith(t, files)
 			m.own = base.own.clone(t, m.site.Credentials.Keys.EtcdCA, m.ClusterTime)
 			m.own.id = "1"
 			c.prepare(m)
@@ -225,16 +225,16 @@ func TestPowerCutOfAPatch(t *testing.T) {
 	m.otherImage("v1.36.5", "3.6.9-0", "later")
 	m.Effects, m.EffectNames = 0, nil
 	files := m.Files()
-	whole := m.cloneWith(t, files)
+	whole := m.CloneWith(t, files)
 	whole.bootDone()
 	if whole.Effects < 8 {
 		t.Fatalf("only %d effects: %q", whole.Effects, whole.EffectNames)
 	}
-	for n := 1; n <= whole.Effects; n += everyCut() {
+	for n := 1; n <= whole.Effects; n += worldtest.EveryCut() {
 		for _, back := range []bool{false, true} {
-			cut := m.cloneWith(t, files)
+			cut := m.CloneWith(t, files)
 			cut.PowerCutAt = n
-			_ = cut.boot() // the power is cut
+			_ = cut.Boot() // the power is cut
 			at := cut.EffectNames[len(cut.EffectNames)-1]
 			cut.LoseUnsynced()
 			want := laterPods

@@ -1,4 +1,4 @@
-package firstboot
+package join_test
 
 import (
 	"fmt"
@@ -36,11 +36,11 @@ func TestSettingsChangedAfterTheJoin(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			w := nativeWorld(t, tc.before)
-			w.mustBoot()
+			w.MustBoot()
 			w.Cluster.Nodes["edge-sn0042"].Spec.Taints = tc.taints
 			w.Stamp(worldtest.SlotDevice, w.Site(tc.after))
 			w.PowerOn()
-			w.mustBoot()
+			w.MustBoot()
 			notes := strings.Join(w.State().Notes, "\n")
 			if tc.note == "" && notes != "" || !strings.Contains(notes, tc.note) {
 				t.Errorf("notes: %q", notes)
@@ -57,11 +57,11 @@ func TestSettingsChangedAfterTheJoin(t *testing.T) {
 func TestArgumentsChangedAfterTheJoin(t *testing.T) {
 	const before, after = "kubeletExtraArgs: {v: '2', max-pods: '50'}", "kubeletExtraArgs: {v: '4', system-reserved: 'cpu=100m,memory=50Mi'}"
 	for form, c := range map[string]struct {
-		world func(*testing.T) *world
+		world func(*testing.T) *worldtest.World
 		more  []string
 	}{
-		"native":    {func(t *testing.T) *world { return nativeWorld(t) }, nil},
-		"unit":      {func(t *testing.T) *world { return edgeWorld(t) }, []string{"nodeType: edge", "nodePool: shanghai"}},
+		"native":    {func(t *testing.T) *worldtest.World { return nativeWorld(t) }, nil},
+		"unit":      {func(t *testing.T) *worldtest.World { return edgeWorld(t) }, []string{"nodeType: edge", "nodePool: shanghai"}},
 		"staticPod": {podWorld, []string{"nodeType: edge", "nodePool: shanghai"}},
 	} {
 		for _, bad := range []bool{false, true} {
@@ -70,7 +70,7 @@ func TestArgumentsChangedAfterTheJoin(t *testing.T) {
 				w := c.world(t)
 				w.UseSingleMaster()
 				w.Stamp(worldtest.SlotDevice, w.Site(append(slices.Clone(c.more), worldtest.WithToken, before)...))
-				w.mustBoot()
+				w.MustBoot()
 				was := w.Get(member.KubeadmFlags)
 				if strings.Count(was, "--max-pods=50") != 1 || strings.Count(was, "--v=2") != 1 {
 					t.Fatalf("kubeadm wrote %s", was)
@@ -80,7 +80,7 @@ func TestArgumentsChangedAfterTheJoin(t *testing.T) {
 				if bad {
 					w.RejectedKubeletArg = "system-reserved"
 				}
-				judge := func(w *world, cut string) {
+				judge := func(w *worldtest.World, cut string) {
 					t.Helper()
 					flags := w.Get(member.KubeadmFlags)
 					note := strings.Contains(strings.Join(w.State().Notes, "\n"), "kubeletExtraArgs of the Site are not in effect (max-pods, system-reserved, v)")
@@ -91,9 +91,9 @@ func TestArgumentsChangedAfterTheJoin(t *testing.T) {
 						t.Errorf("%s: notes %q, kubelet has\n%swas\n%s%s", cut, w.State().Notes, flags, was, strings.Join(w.Console, "\n"))
 					}
 				}
-				whole := w.clone(t)
+				whole := w.Clone(t)
 				whole.RejectedKubeletArg = w.RejectedKubeletArg
-				whole.mustBoot()
+				whole.MustBoot()
 				judge(whole, "not cut")
 				restarts := 0
 				for _, n := range whole.EffectNames {
@@ -108,15 +108,15 @@ func TestArgumentsChangedAfterTheJoin(t *testing.T) {
 				if err := os.RemoveAll(filepath.Join(whole.Root, ondisk.RunDir)); err != nil { // like systemd
 					t.Fatal(err)
 				}
-				whole.mustBoot() // first boot runs again, started by its timer
+				whole.MustBoot() // first boot runs again, started by its timer
 				if slices.Contains(whole.EffectNames, "restart "+ondisk.UnitKubelet) {
 					t.Error("kubelet was restarted once more")
 				}
 				followed := map[[32]byte]bool{}
-				for n := 1; form == "unit"; n += everyCut() { // the most complex form
-					cut := w.clone(t)
+				for n := 1; form == "unit"; n += worldtest.EveryCut() { // the most complex form
+					cut := w.Clone(t)
 					cut.RejectedKubeletArg, cut.PowerCutAt = w.RejectedKubeletArg, n
-					if cut.boot() == nil {
+					if cut.Boot() == nil {
 						break
 					}
 					cut.PowerOn()
@@ -126,13 +126,13 @@ func TestArgumentsChangedAfterTheJoin(t *testing.T) {
 						continue // the state after another cut is the same
 					}
 					followed[state] = true
-					corrected := cut.cloneWith(t, left)
+					corrected := cut.CloneWith(t, left)
 					corrected.RejectedKubeletArg = w.RejectedKubeletArg
-					cut.mustBoot()
+					cut.MustBoot()
 					judge(cut, fmt.Sprintf("cut at effect %d", n))
 
 					corrected.Stamp(worldtest.SlotDevice, corrected.Site(append(slices.Clone(c.more), before)...))
-					corrected.mustBoot()
+					corrected.MustBoot()
 					if flags := corrected.Get(member.KubeadmFlags); argsOf(flags) != argsOf(was) || corrected.ConsoleHas("not in effect") {
 						t.Errorf("cut at effect %d, and corrected: notes %q, kubelet has\n%swas\n%s", n, corrected.State().Notes, flags, was)
 					}
@@ -155,12 +155,12 @@ func argsOf(env string) string {
 func TestArgumentsWhileKubeletStarts(t *testing.T) {
 	for _, loops := range []bool{false, true} {
 		w := nativeWorld(t, "kubeletExtraArgs: {v: '2'}")
-		w.mustBoot()
+		w.MustBoot()
 		was := w.Get(member.KubeadmFlags)
 		w.Stamp(worldtest.SlotDevice, w.Site("kubeletExtraArgs: {v: '2', system-reserved: cpux}"))
 		w.PowerOn()
 		w.RejectedKubeletArg, w.HealthRefusals, w.CrashLoop = "system-reserved", 3, loops
-		w.mustBoot()
+		w.MustBoot()
 		if flags := w.Get(member.KubeadmFlags); strings.Contains(flags, "system-reserved") || !w.ConsoleHas("not in effect") {
 			t.Errorf("loops %v: notes %q, kubelet has\n%swas\n%s", loops, w.State().Notes, flags, was)
 		}
@@ -172,7 +172,7 @@ func TestArgumentsWhileKubeletStarts(t *testing.T) {
 func TestArgumentsThatFixKubelet(t *testing.T) {
 	for _, helps := range []bool{true, false} {
 		w := nativeWorld(t, "kubeletExtraArgs: {v: '2'}")
-		w.mustBoot()
+		w.MustBoot()
 		w.Put(member.KubeadmFlags, "KUBELET_KUBEADM_ARGS=\"--v=2\"\n")
 		w.Stamp(worldtest.SlotDevice, w.Site())
 		w.PowerOn()
@@ -180,7 +180,7 @@ func TestArgumentsThatFixKubelet(t *testing.T) {
 		if !helps {
 			w.RejectedKubeletArg = "KUBELET"
 		}
-		if err := w.boot(); err != nil || w.ConsoleHas("kubelet does not start: connection refused") == helps {
+		if err := w.Boot(); err != nil || w.ConsoleHas("kubelet does not start: connection refused") == helps {
 			t.Errorf("helps %v: %v\n%s", helps, err, strings.Join(w.Console, "\n"))
 		}
 		if got := w.Get(member.KubeadmFlags); got != "KUBELET_KUBEADM_ARGS=\"\"\n" {
@@ -193,9 +193,9 @@ func TestArgumentsThatFixKubelet(t *testing.T) {
 // afterwards. The configuration file exists before kubelet reads it.
 func TestMeteredKubelet(t *testing.T) {
 	const flag = "--config-dir=" + kubeadm.KubeletConfDir
-	w := newWorld(t, "testdata/machine.txtar", "apiserver.cluster.local")
+	w := newWorld(t, "apiserver.cluster.local")
 	w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken, "ipvs: {profile: metered}"))
-	w.mustBoot()
+	w.MustBoot()
 	if got := w.Get(member.KubeadmFlags); !strings.Contains(got, flag) || !strings.Contains(w.Get(kubeadm.MeteredConfFile), "nodeStatusReportFrequency: 1h") {
 		t.Errorf("kubelet has %s and %s", got, w.Get(kubeadm.MeteredConfFile))
 	}
@@ -207,19 +207,19 @@ func TestMeteredKubelet(t *testing.T) {
 		t.Error("kubelet was restarted for settings that it could have had at the join")
 	}
 	w.PowerOn()
-	w.mustBoot()
+	w.MustBoot()
 	if slices.Contains(w.EffectNames, "restart "+ondisk.UnitKubelet) {
 		t.Error("kubelet is restarted at each boot")
 	}
 	w.Put(kubeadm.MeteredConfFile, "")
 	w.PowerOn()
-	w.mustBoot()
+	w.MustBoot()
 	if w.Get(kubeadm.MeteredConfFile) != kubeadm.MeteredConf || !slices.Contains(w.EffectNames, "restart "+ondisk.UnitKubelet) {
 		t.Error("a damaged file was not written again")
 	}
 	w.Stamp(worldtest.SlotDevice, w.Site())
 	w.PowerOn()
-	w.mustBoot()
+	w.MustBoot()
 	if got := w.Get(member.KubeadmFlags); strings.Contains(got, "config-dir") {
 		t.Errorf("kubelet has %s", got)
 	}
@@ -227,7 +227,7 @@ func TestMeteredKubelet(t *testing.T) {
 	older := podWorld(t)
 	older.Put(ondisk.ImageInfoFile, strings.Replace(older.Get(ondisk.ImageInfoFile), "v1.30.3", "v1.29.9", 1))
 	older.Stamp(worldtest.SlotDevice, older.Site(worldtest.WithToken, "nodeType: edge", "nodePool: shanghai", "ipvs: {profile: metered}"))
-	older.mustBoot()
+	older.MustBoot()
 	if got := older.Get(member.KubeadmFlags); strings.Contains(got, "config-dir") {
 		t.Errorf("a kubelet that does not know the directory has %s", got)
 	}
@@ -254,14 +254,14 @@ func TestNodeOfTwoFamilies(t *testing.T) {
 			t.Parallel()
 			w := nativeWorld(t, c.lines...)
 			w.Cluster.ServiceCIDRs = c.cidrs
-			w.mustBoot()
+			w.MustBoot()
 			if got := w.Get(member.KubeadmFlags); strings.Contains(got, "--node-ip") != (c.want != "") || !strings.Contains(got, c.want) {
 				t.Errorf("kubelet has %s, want %q", got, c.want)
 			}
 			was := w.Get(member.KubeadmFlags)
 			w.PowerOn()
 			w.Offline = true
-			w.boot()
+			w.Boot()
 			if got := w.Get(member.KubeadmFlags); got != was || slices.Contains(w.EffectNames, "restart "+ondisk.UnitKubelet) {
 				t.Errorf("without an API server the flags changed: %s, were %s", got, was)
 			}
@@ -273,13 +273,13 @@ func TestNodeOfTwoFamilies(t *testing.T) {
 func TestLabelRemoved(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, "labels: {zone: north, shop: '12'}")
-	w.mustBoot()
+	w.MustBoot()
 	n := w.Cluster.Nodes["edge-sn0042"]
 	n.Metadata.Labels["mine"] = "yes"
 	w.Put(member.KubeadmFlags, "KUBELET_KUBEADM_ARGS=\"--a=b --node-labels=shop=12,zone=north --c=d\"\n")
 	w.Stamp(worldtest.SlotDevice, w.Site("labels: {zone: north}"))
 	w.PowerOn()
-	w.mustBoot()
+	w.MustBoot()
 	if l := n.Metadata.Labels; l["zone"] != "north" || l["mine"] != "yes" || len(l) != 2 {
 		t.Errorf("labels: %v", l)
 	}
@@ -289,14 +289,14 @@ func TestLabelRemoved(t *testing.T) {
 	// A label of the same name with another value was set by somebody else, and stays.
 	n.Metadata.Labels["shop"] = "12"
 	w.PowerOn()
-	w.mustBoot()
+	w.MustBoot()
 	if n.Metadata.Labels["shop"] != "12" || w.ConsoleHas("that the Site no longer has") {
 		t.Errorf("labels: %v", n.Metadata.Labels)
 	}
 	w.Cluster.LabelChangeDenied = true
 	w.Stamp(worldtest.SlotDevice, w.Site())
 	w.PowerOn()
-	if err := w.boot(); err == nil || !w.ConsoleHas("has labels that the Site no longer has: zone=north") || !w.ConsoleHas("kubectl label node edge-sn0042 zone-") {
+	if err := w.Boot(); err == nil || !w.ConsoleHas("has labels that the Site no longer has: zone=north") || !w.ConsoleHas("kubectl label node edge-sn0042 zone-") {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 }

@@ -1,4 +1,4 @@
-package firstboot
+package join_test
 
 import (
 	"strings"
@@ -17,7 +17,7 @@ import (
 func TestPendingKeyIsKept(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
-	w.mustBoot()
+	w.MustBoot()
 	e := w.Env()
 	const key = "-----BEGIN EC PRIVATE KEY-----"
 	if err := e.WriteFile(member.PendingKey, []byte(key), machine.Mode(0o600)); err != nil {

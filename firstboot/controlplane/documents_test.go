@@ -1,4 +1,4 @@
-package firstboot
+package controlplane_test
 
 import (
 	"maps"
@@ -82,7 +82,7 @@ func TestCorrectedDocuments(t *testing.T) {
 			m.inits = nil
 			m.on()
 			m.bootDone()
-			if uploads(m) > 0 || len(m.State().Notes) > 0 || m.text(controlplane.DocumentsMark) != documents || m.Has(controlplane.DocumentsFile) {
+			if uploads(m) > 0 || len(m.State().Notes) > 0 || strings.TrimSpace(m.Get(controlplane.DocumentsMark)) != documents || m.Has(controlplane.DocumentsFile) {
 				t.Errorf("again: kubeadm ran %q, notes %q", m.inits, m.State().Notes)
 			}
 			m.site = keys
@@ -111,17 +111,17 @@ func TestUploadThatWasCutOff(t *testing.T) {
 	m.stampSite(m.corrected("clusterName:", "certificateValidityPeriod: 9000h0m0s\nclusterName:"))
 	files := m.Files()
 	for name, interrupt := range map[string]func(c *controlPlane){
-		"before the upload":         func(c *controlPlane) { c.cutBefore("kubeadm uploads ClusterConfiguration") },
-		"within the upload":         func(c *controlPlane) { c.cutBefore("kubeadm uploads kubelet") },
+		"before the upload":         func(c *controlPlane) { c.CutPowerBefore("kubeadm uploads ClusterConfiguration") },
+		"within the upload":         func(c *controlPlane) { c.CutPowerBefore("kubeadm uploads kubelet") },
 		"the cluster takes no note": func(c *controlPlane) { c.Cluster.DocumentsNoteFails, c.Patience = true, time.Minute },
-		"before this machine's":     func(c *controlPlane) { c.cutBefore("write " + controlplane.DocumentsMark) },
+		"before this machine's":     func(c *controlPlane) { c.CutPowerBefore("write " + controlplane.DocumentsMark) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			c := m.cloneWith(t, files)
+			c := m.CloneWith(t, files)
 			c.on()
 			interrupt(c)
-			if err := c.boot(); err == nil {
+			if err := c.Boot(); err == nil {
 				t.Fatal("the power was not cut")
 			}
 			c.Cluster.DocumentsNoteFails, c.PowerCutAt, c.BeforeEffect, c.Patience = false, 0, nil, m.Patience
@@ -136,17 +136,6 @@ func TestUploadThatWasCutOff(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-// cutBefore cuts the power before an effect.
-func (w *world) cutBefore(effect string) {
-	w.BeforeEffect = func(name string) {
-		if name == effect {
-			w.Mu.Lock()
-			w.PowerCutAt = w.Effects + 1
-			w.Mu.Unlock()
-		}
 	}
 }
 
@@ -175,5 +164,3 @@ func TestKubeProxyDiffers(t *testing.T) {
 		}
 	}
 }
-
-func (w *world) text(path string) string { return strings.TrimSpace(w.Get(path)) }

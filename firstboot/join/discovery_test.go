@@ -1,4 +1,4 @@
-package firstboot
+package join_test
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/edgebake/edgebake/firstboot"
 	"github.com/edgebake/edgebake/firstboot/join"
 	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/run"
@@ -20,10 +21,10 @@ import (
 // cause, and a Site with the CA joins.
 func TestNoAnonymousAccess(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, "testdata/machine.txtar")
+	w := newWorld(t)
 	w.Cluster.NoAnonymous = true
 	w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken))
-	if err := w.boot(); err == nil {
+	if err := w.Boot(); err == nil {
 		t.Fatal("the machine joined the cluster")
 	}
 	s := w.State()
@@ -37,7 +38,7 @@ func TestNoAnonymousAccess(t *testing.T) {
 	pem := "caCert: |\n  " + strings.ReplaceAll(strings.TrimSpace(string(w.Cluster.CAPEM)), "\n", "\n  ")
 	w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken, pem))
 	w.PowerOn()
-	if err := w.boot(); err != nil {
+	if err := w.Boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	if got := w.Get(ondisk.KubeCA); strings.TrimSpace(got) != strings.TrimSpace(string(w.Cluster.CAPEM)) {
@@ -49,11 +50,11 @@ func TestNoAnonymousAccess(t *testing.T) {
 // the token.
 func TestAnotherClustersCA(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, "testdata/machine.txtar")
+	w := newWorld(t)
 	other := worldtest.NewCluster(t)
 	pem := "caCert: |\n  " + strings.ReplaceAll(strings.TrimSpace(string(other.CAPEM)), "\n", "\n  ")
 	w.Stamp(worldtest.SlotDevice, strings.ReplaceAll(w.Site(worldtest.WithToken, pem), w.Cluster.Pin, other.Pin))
-	if err := w.boot(); err == nil {
+	if err := w.Boot(); err == nil {
 		t.Fatal("the machine joined the cluster")
 	}
 	if s := w.State(); s.Result != ondisk.ResultFailed || !w.ConsoleHas("not signed by the Site's CA") {
@@ -97,7 +98,7 @@ func TestTokenOfAStartingAPIServer(t *testing.T) {
 				}
 				return err
 			}
-			err := w.Run(New(e))
+			err := w.Run(firstboot.New(e))
 			took := w.Now.Sub(start)
 			if tc.starts == 0 {
 				if err == nil || failed == 0 || failed > tc.joined {
@@ -131,7 +132,7 @@ func TestClusterInfoWithAFormerSignature(t *testing.T) {
 				return err
 			}
 			w.Patience = 5 * time.Minute
-			err := w.Run(New(e))
+			err := w.Run(firstboot.New(e))
 			if signed := signedAfter < time.Minute; (err == nil) != signed || w.ConsoleHas("FAILED") == signed {
 				t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 			}

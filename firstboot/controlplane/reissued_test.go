@@ -1,13 +1,6 @@
-package firstboot
+package controlplane_test
 
 import (
-	"bytes"
-	"crypto"
-	"crypto/rand"
-	"crypto/x509"
-	"encoding/pem"
-	"math/big"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -22,106 +15,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/worldtest"
 	"github.com/edgebake/edgebake/ondisk"
-	"github.com/edgebake/edgebake/openyurt"
 )
-
-// reissue returns a new certificate of a CA, signed with key, which may
-// be the CA's own key or another one.
-func reissue(t *testing.T, ca *x509.Certificate, key crypto.Signer, now time.Time) []byte {
-	t.Helper()
-	tmpl := *ca
-	tmpl.SerialNumber, tmpl.NotBefore, tmpl.NotAfter = big.NewInt(7), now.Add(-time.Hour), now.AddDate(10, 0, 0)
-	der, err := x509.CreateCertificate(rand.Reader, &tmpl, &tmpl, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
-}
-
-// yearsLater advances the clock. kubelet has renewed its certificate meanwhile.
-func (w *world) yearsLater(years int) {
-	w.T.Helper()
-	w.Now = w.Now.AddDate(years, 0, 0)
-	own, err := os.Readlink(filepath.Join(w.Root, member.ClientCert))
-	if err != nil {
-		w.T.Fatal(err)
-	}
-	w.Put(own, w.Cluster.Client(member.NodeUser+member.NodeName(w.Env()), w.ClusterTime().AddDate(1, 0, 0)))
-	w.PowerOn()
-}
-
-// TestWorkerTakesTheCAThatWasIssuedAgain checks that a worker accepts a CA with the same key from
-// cluster-info, even of an unauthenticated server. It works after the former CA has expired.
-func TestWorkerTakesTheCAThatWasIssuedAgain(t *testing.T) {
-	t.Parallel()
-	for name, newWorld := range map[string]func(*testing.T, ...string) *world{"native": nativeWorld, "edge": edgeWorld} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := newWorld(t)
-			w.mustBoot()
-			former := w.Get(ondisk.KubeCA)
-			w.yearsLater(7)
-			w.mustBoot()
-			if w.ConsoleHas("is valid until") || w.Get(ondisk.KubeCA) != former {
-				t.Errorf("the message about it came too early\n%s", strings.Join(w.Console, "\n"))
-			}
-			w.yearsLater(2)
-			w.mustBoot()
-			if !w.ConsoleHas(ondisk.KubeCA+" is valid until 2036-11-20") || w.Units[ondisk.UnitAgain] != "active" {
-				t.Errorf("the console has no message about it, or first boot's timer is %s\n%s", w.Units[ondisk.UnitAgain], strings.Join(w.Console, "\n"))
-			}
-
-			stranger, strangersKey := worldtest.NewCA(t, "kubernetes")
-			ca, own := w.Cluster.CA, w.Cluster.CAPEM
-			forged := *ca
-			forged.NotAfter = w.Now.AddDate(10, 0, 0)
-			der, err := x509.CreateCertificate(rand.Reader, &forged, stranger, ca.PublicKey, strangersKey)
-			if err != nil {
-				t.Fatal(err)
-			}
-			w.Cluster.CAPEM = append(reissue(t, stranger, strangersKey, w.Now), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})...)
-			w.mustBoot()
-			if w.Get(ondisk.KubeCA) != former {
-				t.Fatal("the machine accepted a CA that is not the cluster's")
-			}
-			w.Cluster.CAPEM = own
-
-			renewed := reissue(t, ca, w.Cluster.Key, w.Now)
-			w.Cluster.CAPEM = renewed
-			w.EffectNames = nil
-			w.mustBoot() // as firstboot-again.timer does
-			if w.Get(ondisk.KubeCA) != string(renewed) || !bytes.Equal(worldtest.CAOf(t, w.Get(ondisk.KubeletConf)), renewed) {
-				t.Error("the kubeconfig trusts the old CA")
-			}
-			if !slices.Contains(w.EffectNames, "restart "+ondisk.UnitKubelet) || name == "edge" && !slices.Contains(w.EffectNames, "restart "+openyurt.Unit) {
-				t.Errorf("the programs were not restarted: %q", w.EffectNames)
-			}
-			if w.Units[ondisk.UnitAgain] == "active" {
-				t.Error("first boot still looks every two hours")
-			}
-			w.EffectNames = nil
-			w.mustBoot()
-			if slices.Contains(w.EffectNames, "restart "+ondisk.UnitKubelet) {
-				t.Errorf("again: %q", w.EffectNames)
-			}
-			w.yearsLater(3) // the former one has expired
-			w.Cluster.TLS.ClientCAs.AppendCertsFromPEM(renewed)
-			w.mustBoot()
-		})
-	}
-}
-
-// TestWorkerThatMissedTheEndOfTheCA checks that a worker that was off when the former CA expired
-// accepts the reissued one.
-func TestWorkerThatMissedTheEndOfTheCA(t *testing.T) {
-	t.Parallel()
-	w := nativeWorld(t)
-	w.mustBoot()
-	w.yearsLater(11)
-	w.Cluster.CAPEM = reissue(t, w.Cluster.CA, w.Cluster.Key, w.Now.AddDate(-2, 0, 0))
-	w.Cluster.TLS.ClientCAs.AppendCertsFromPEM(w.Cluster.CAPEM)
-	w.mustBoot()
-}
 
 // TestMasterTakesTheCAsOfItsSite checks that a control-plane node installs and publishes the CAs of
 // a newer Site, and makes its kubeconfigs again. An older Site does not undo this.
@@ -130,7 +24,7 @@ func TestMasterTakesTheCAsOfItsSite(t *testing.T) {
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.bootDone()
 	older := *m.site
-	m.yearsLater(9)
+	m.YearsLater(9)
 	m.started = ""
 	m.bootDone()
 	for _, ca := range configs.ClusterCAs() {
@@ -144,7 +38,7 @@ func TestMasterTakesTheCAsOfItsSite(t *testing.T) {
 	for _, of := range configs.ClusterCAs() {
 		pair := of.Of(&keys)
 		ca, key := parsePair(t, *pair)
-		pair.Cert = string(reissue(t, ca, key, m.Now))
+		pair.Cert = string(worldtest.Reissue(t, ca, key, m.Now))
 	}
 	published := func() string {
 		m.Cluster.Mu.Lock()
@@ -232,7 +126,7 @@ func TestCAsOfAClockThatWasAhead(t *testing.T) {
 		"issued once more":      {ahead, right, right.CA.Cert},
 		"the former Site again": {right, ahead, right.CA.Cert},
 	} {
-		w := newWorld(t, "testdata/machine.txtar")
+		w := newWorld(t)
 		w.Now, w.ClockSynced = born.AddDate(0, 1, 0), true
 		w.Put(ondisk.KubeCA, tt.disk.CA.Cert)
 		if got := caFor(t, w, tt.site); got != tt.want {
@@ -248,9 +142,9 @@ func TestCAOfTheFutureReplacesNone(t *testing.T) {
 	keys := *mintedSites(t, 1)[0].Site.Credentials.Keys
 	ca, key := parsePair(t, keys.CA)
 	valid := keys.CA.Cert
-	w := newWorld(t, "testdata/machine.txtar")
+	w := newWorld(t)
 	w.Put(ondisk.KubeCA, valid)
-	keys.CA.Cert = string(reissue(t, ca, key, w.Now.AddDate(9, 0, 0)))
+	keys.CA.Cert = string(worldtest.Reissue(t, ca, key, w.Now.AddDate(9, 0, 0)))
 	for _, synced := range []bool{true, false} {
 		w.ClockSynced = synced
 		want := valid
@@ -264,7 +158,7 @@ func TestCAOfTheFutureReplacesNone(t *testing.T) {
 }
 
 // caFor returns the cluster CA that a machine would install from keys.
-func caFor(t *testing.T, w *world, keys *configs.ClusterKeys) string {
+func caFor(t *testing.T, w *worldtest.World, keys *configs.ClusterKeys) string {
 	t.Helper()
 	files, err := controlplane.PKIFilesFor(t.Context(), w.Env(), keys)
 	if err != nil {

@@ -1,4 +1,4 @@
-package firstboot
+package member_test
 
 import (
 	"context"
@@ -10,8 +10,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/edgebake/edgebake/firstboot"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/firstboot/worldtest"
 	"github.com/edgebake/edgebake/ondisk"
 )
@@ -19,7 +21,7 @@ import (
 const cpuState = "/var/lib/kubelet/cpu_manager_state"
 
 // updated boots the machine, which is a node, with the system of another image.
-func (w *world) updated(from, to string) {
+func updated(w *worldtest.World, from, to string) {
 	w.T.Helper()
 	image := w.Get(ondisk.ImageInfoFile)
 	if !strings.Contains(image, from) {
@@ -32,7 +34,7 @@ func (w *world) updated(from, to string) {
 
 // beforeUpdate returns a node with v1.36.3 that is about to boot another
 // system. files are kubelet's files on it.
-func beforeUpdate(t *testing.T) (w *world, files map[string]string) {
+func beforeUpdate(t *testing.T) (w *worldtest.World, files map[string]string) {
 	t.Helper()
 	w = readyNode(t)
 	w.Put(cpuState, "state of v1.36")
@@ -40,10 +42,10 @@ func beforeUpdate(t *testing.T) (w *world, files map[string]string) {
 		t.Fatal(err)
 	}
 	w.LoseUnsynced()
-	return w, w.kubeletFiles()
+	return w, kubeletFiles(w)
 }
 
-func (w *world) kubeletFiles() map[string]string {
+func kubeletFiles(w *worldtest.World) map[string]string {
 	out := map[string]string{}
 	for _, p := range []string{ondisk.KubeletConfig, member.KubeadmFlags, member.KubeletInstanceConfig, cpuState} {
 		if w.Has(p) {
@@ -54,7 +56,7 @@ func (w *world) kubeletFiles() map[string]string {
 }
 
 // takenOver checks that kubelet has the settings of v1.37.
-func (w *world) takenOver(when string) {
+func takenOver(w *worldtest.World, when string) {
 	w.T.Helper()
 	k := member.ReadKubeletFiles(w.Env())
 	if w.Get(ondisk.KubeletConfig) != worldtest.UpgradedKubeletConfig || k.Minor != 37 || k.ConfigMinor != 37 || w.Units[ondisk.UnitKubelet] != "active" || w.Joins != 1 {
@@ -67,9 +69,9 @@ func (w *world) takenOver(when string) {
 }
 
 // goneBack boots the former system, and checks that kubelet has its former files.
-func (w *world) goneBack(when string, files map[string]string) {
+func goneBack(w *worldtest.World, when string, files map[string]string) {
 	w.T.Helper()
-	w.updated("v1.37.2", "v1.36.3")
+	updated(w, "v1.37.2", "v1.36.3")
 	for p, want := range files {
 		if !w.Has(p) || w.Get(p) != want {
 			w.T.Errorf("%s: %s has changed: %q", when, p, w.Get(p))
@@ -78,7 +80,7 @@ func (w *world) goneBack(when string, files map[string]string) {
 	if w.Has(member.KubeletInstanceConfig) != (files[member.KubeletInstanceConfig] != "") {
 		w.T.Errorf("%s: %s exists: %v", when, member.KubeletInstanceConfig, w.Has(member.KubeletInstanceConfig))
 	}
-	w.mustBoot()
+	w.MustBoot()
 	if w.Joins != 1 || w.Units[ondisk.UnitKubelet] != "active" {
 		w.T.Errorf("%s: kubeadm joined %d times", when, w.Joins)
 	}
@@ -90,20 +92,20 @@ func (w *world) goneBack(when string, files map[string]string) {
 func TestAnotherMinor(t *testing.T) {
 	t.Parallel()
 	w, files := beforeUpdate(t)
-	w.updated("v1.36.3", "v1.37.2")
+	updated(w, "v1.36.3", "v1.37.2")
 	if w.Units[ondisk.UnitKubelet] != "active" || w.Get(ondisk.KubeletConfig) != files[ondisk.KubeletConfig] {
 		t.Error("kubelet runs with the new settings too early")
 	}
 	w.Put(cpuState, "state of v1.37") // as kubelet does
 	w.Put(member.KubeletInstanceConfig, "containerRuntimeEndpoint: x\n")
 	w.Stamp(worldtest.SlotDevice, w.Site("kubeletExtraArgs: {max-pods: '20'}"))
-	w.mustBoot()
-	w.takenOver("first boot")
+	w.MustBoot()
+	takenOver(w, "first boot")
 	if !w.ConsoleHas("waiting for kubeadm to write kubelet's settings for v1.37") {
 		t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
 	w.PowerOn()
-	w.mustBoot()
+	w.MustBoot()
 	for _, name := range w.EffectNames {
 		if strings.Contains(name, "kubeadm") {
 			t.Errorf("a second run did: %s", name)
@@ -112,25 +114,25 @@ func TestAnotherMinor(t *testing.T) {
 	if !strings.Contains(w.Get(member.KubeadmFlags), "--max-pods=20") {
 		t.Errorf("flags: %s", w.Get(member.KubeadmFlags))
 	}
-	w.goneBack("back", files)
+	goneBack(w, "back", files)
 	if !w.ConsoleHas("restored kubelet's settings and state of v1.36") && !strings.Contains(w.Get(member.KubeadmFlags), "--max-pods=20") {
 		t.Errorf("flags: %s", w.Get(member.KubeadmFlags))
 	}
 	// The same again, with other state.
 	w.Put(cpuState, "later state of v1.36")
-	files = w.kubeletFiles()
-	w.updated("v1.36.3", "v1.37.2")
-	w.mustBoot()
-	w.takenOver("again")
-	w.goneBack("back again", files)
+	files = kubeletFiles(w)
+	updated(w, "v1.36.3", "v1.37.2")
+	w.MustBoot()
+	takenOver(w, "again")
+	goneBack(w, "back again", files)
 }
 
 // TestPatchKeepsSettings checks that a later image with the same minor version writes nothing.
 func TestPatchKeepsSettings(t *testing.T) {
 	t.Parallel()
 	w, files := beforeUpdate(t)
-	w.updated("v1.36.3", "v1.36.5")
-	w.mustBoot()
+	updated(w, "v1.36.3", "v1.36.5")
+	w.MustBoot()
 	if w.Get(ondisk.KubeletConfig) != files[ondisk.KubeletConfig] {
 		t.Error("kubelet's settings have changed")
 	}
@@ -142,16 +144,16 @@ func TestAnotherMinorOffline(t *testing.T) {
 	t.Parallel()
 	w, files := beforeUpdate(t)
 	w.Offline = true
-	w.updated("v1.36.3", "v1.37.2")
-	if err := w.boot(); !errors.Is(err, context.Canceled) || w.State().Result != ondisk.ResultWaiting {
+	updated(w, "v1.36.3", "v1.37.2")
+	if err := w.Boot(); !errors.Is(err, context.Canceled) || w.State().Result != ondisk.ResultWaiting {
 		t.Errorf("%v, %s\n%s", err, w.State().Result, strings.Join(w.Console, "\n"))
 	}
 	if w.Units[ondisk.UnitKubelet] != "active" || w.Get(ondisk.KubeletConfig) != files[ondisk.KubeletConfig] {
 		t.Error("kubelet does not run with its previous settings")
 	}
 	w.Offline = false
-	w.mustBoot()
-	w.takenOver("online")
+	w.MustBoot()
+	takenOver(w, "online")
 }
 
 // TestKubeadmFailsToWriteSettings checks a kubeadm that fails after it has emptied a file and
@@ -159,7 +161,7 @@ func TestAnotherMinorOffline(t *testing.T) {
 func TestKubeadmFailsToWriteSettings(t *testing.T) {
 	t.Parallel()
 	w, files := beforeUpdate(t)
-	w.updated("v1.36.3", "v1.37.2")
+	updated(w, "v1.36.3", "v1.37.2")
 	w.Patience = time.Minute
 	e := w.Env()
 	program, tries := e.Run, 0
@@ -171,11 +173,11 @@ func TestKubeadmFailsToWriteSettings(t *testing.T) {
 		}
 		return program(ctx, c)
 	}
-	if err := w.Run(New(e)); err == nil || tries < 2 || w.Joins != 1 || !w.Has(ondisk.KubeletConf) || w.Get(ondisk.KubeletConfig) != files[ondisk.KubeletConfig] {
+	if err := w.Run(firstboot.New(e)); err == nil || tries < 2 || w.Joins != 1 || !w.Has(ondisk.KubeletConf) || w.Get(ondisk.KubeletConfig) != files[ondisk.KubeletConfig] {
 		t.Fatalf("%v, after %d tries %d joins, settings %q\n%s", err, tries, w.Joins, w.Get(ondisk.KubeletConfig), strings.Join(w.Console, "\n"))
 	}
-	w.mustBoot()
-	w.takenOver("later")
+	w.MustBoot()
+	takenOver(w, "later")
 }
 
 // TestPowerCutsOfAnotherMinor cuts the power before each change on the way to another minor version
@@ -184,31 +186,31 @@ func TestPowerCutsOfAnotherMinor(t *testing.T) {
 	t.Parallel()
 	before, files := beforeUpdate(t)
 	before.UseSingleMaster()
-	before.updated("v1.36.3", "v1.37.2")
-	whole := before.clone(t)
-	whole.mustBoot()
-	whole.takenOver("without a cut")
-	for n := 1; n <= whole.Effects; n += everyCut() {
+	updated(before, "v1.36.3", "v1.37.2")
+	whole := before.Clone(t)
+	whole.MustBoot()
+	takenOver(whole, "without a cut")
+	for n := 1; n <= whole.Effects; n += worldtest.EveryCut() {
 		at := whole.EffectNames[n-1]
-		cut := before.clone(t)
+		cut := before.Clone(t)
 		cut.PowerCutAt = n
-		if err := cut.boot(); err == nil && n < whole.Effects-3 {
+		if err := cut.Boot(); err == nil && n < whole.Effects-3 {
 			t.Fatalf("cut at %d (%s): the machine continued after the power cut", n, at)
 		}
 		when := fmt.Sprintf("cut at %d (%s)", n, at)
-		killed := cut.clone(t)
-		killed.mustBoot()
-		killed.takenOver("killed, not " + when)
+		killed := cut.Clone(t)
+		killed.MustBoot()
+		takenOver(killed, "killed, not "+when)
 		cut.LoseUnsynced()
-		back := cut.clone(t)
-		back.goneBack(when, files)
+		back := cut.Clone(t)
+		goneBack(back, when, files)
 		cut.PowerOn()
-		cut.mustBoot()
-		cut.takenOver(when)
+		cut.MustBoot()
+		takenOver(cut, when)
 	}
 	// The power is cut in the unit before kubelet, on the way back.
 	for n := 1; ; n++ {
-		back := whole.clone(t)
+		back := whole.Clone(t)
 		back.Put(ondisk.ImageInfoFile, strings.Replace(back.Get(ondisk.ImageInfoFile), "v1.37.2", "v1.36.3", 1))
 		back.Effects, back.EffectNames, back.PowerCutAt, back.Shutdown = 0, nil, n, func() {}
 		err := member.TakeOverKubelet(back.Env(), 36)
@@ -219,11 +221,11 @@ func TestPowerCutsOfAnotherMinor(t *testing.T) {
 			t.Fatal(err)
 		}
 		back.Put(ondisk.ImageInfoFile, strings.Replace(back.Get(ondisk.ImageInfoFile), "v1.36.3", "v1.37.2", 1))
-		forward := back.clone(t)
+		forward := back.Clone(t)
 		forward.PowerOn()
-		forward.mustBoot()
-		forward.takenOver(fmt.Sprintf("on the way back cut at %d, and forward", n))
-		back.goneBack(fmt.Sprintf("back, cut at %d", n), files)
+		forward.MustBoot()
+		takenOver(forward, fmt.Sprintf("on the way back cut at %d, and forward", n))
+		goneBack(back, fmt.Sprintf("back, cut at %d", n), files)
 	}
 }
 
@@ -232,9 +234,9 @@ func TestPowerCutsOfAnotherMinor(t *testing.T) {
 func TestJoinForgetsFormerKubelet(t *testing.T) {
 	t.Parallel()
 	w, _ := beforeUpdate(t)
-	w.updated("v1.36.3", "v1.37.2")
-	w.mustBoot()
-	if _, err := w.reset(); err != nil {
+	updated(w, "v1.36.3", "v1.37.2")
+	w.MustBoot()
+	if _, err := firstboot.Reset(t.Context(), w.Env(), func(run.Step) {}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(filepath.Join(w.Root, member.KubeletRecord)); !errors.Is(err, os.ErrNotExist) {
