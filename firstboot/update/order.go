@@ -96,6 +96,7 @@ func CarryOutOrder(ctx context.Context, e *machine.Env, tell func(run.Step)) err
 	}
 	ordered, err := o.accept(text)
 	if err != nil {
+		o.send(ctx)
 		return err
 	}
 	if ordered == nil {
@@ -147,9 +148,10 @@ func (o *orders) end(state, reason string) error {
 		err = o.e.WriteFile(OrderFile, append(b, '\n'), machine.Mode(0o600))
 	}
 	if err != nil {
-		return fmt.Errorf("recording the order: %w", err)
+		err = fmt.Errorf("recording the order: %w", err)
+		o.record.State, o.record.Reason = order.StateWaiting, machine.OneLine(err) // for the answer
 	}
-	return nil
+	return err
 }
 
 // due reports whether the Node must be read in this run.
@@ -318,6 +320,7 @@ func (o *orders) carryOut(parent context.Context, x order.Order, tell func(run.S
 	r := &o.record
 	r.Tries++
 	if err := o.end(order.StateWorking, ""); err != nil {
+		o.send(ctx)
 		return err
 	}
 	o.send(ctx)

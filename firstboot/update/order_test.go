@@ -20,6 +20,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -465,6 +466,29 @@ func TestTrialByHand(t *testing.T) {
 	b.says("", "")
 	if a := b.answer(); a.Plan != newPlan {
 		t.Errorf("%+v", a)
+	}
+}
+
+// TestOrderOnAFullDisk checks that the machine answers why nothing happens if its disk is full.
+func TestOrderOnAFullDisk(t *testing.T) {
+	for _, text := range []string{"", "again=!"} { // a valid order, and an invalid one
+		b := newOrdered(t)
+		b.give(text)
+		e := b.env()
+		write := e.WriteFile
+		e.WriteFile = func(p string, data []byte, o machine.Owner) error {
+			if !strings.HasPrefix(p, "/run/") {
+				return syscall.ENOSPC
+			}
+			return write(p, data, o)
+		}
+		if err := CarryOutOrder(t.Context(), e, func(run.Step) {}); !errors.Is(err, syscall.ENOSPC) {
+			t.Error(err)
+		}
+		b.says(order.StateWaiting, "recording the order: no space left on device")
+		b.give()
+		b.must()
+		b.updated()
 	}
 }
 
