@@ -87,6 +87,7 @@ type updateNode struct {
 	name, version, kubelet string
 	labels                 map[string]string
 	ready, unschedulable   bool
+	since                  time.Time // of the present value of ready
 	order, halt            string
 	answer                 order.Answer
 	mark                   rolloutMark
@@ -96,7 +97,9 @@ type updateNode struct {
 func updateNodeOf(u *unstructured.Unstructured) *updateNode {
 	a := u.GetAnnotations()
 	n := &updateNode{name: u.GetName(), version: u.GetResourceVersion(), labels: u.GetLabels(), order: a[order.AnnotationOrder],
-		halt: a[order.AnnotationHalt], answer: order.ParseAnswer(a[order.AnnotationAnswer]), ready: nodeState(u).State == Ready}
+		halt: a[order.AnnotationHalt], answer: order.ParseAnswer(a[order.AnnotationAnswer])}
+	state := nodeState(u)
+	n.ready, n.since = state.State == Ready, state.Since
 	if _, halted := a[order.AnnotationHalt]; halted && n.halt == "" {
 		n.halt = haltStopped
 	}
@@ -586,7 +589,8 @@ func (r *Rollout) outcome(n *updateNode, state string, now time.Time) (result, r
 		return UpdateFailed, fmt.Sprintf("it was not drained within %s: a PodDisruptionBudget may prevent the eviction of a pod", r.Drain)
 	case state == UpdateRestarts && late(n.mark.Unheld, r.Restart):
 		return UpdateFailed, fmt.Sprintf("it does not run the new system, or is not Ready, after %s", r.Restart)
-	case (state == UpdateFetching || state == UpdateHeld && !n.ready) && late(n.mark.Given, r.Fetch):
+	case late(n.mark.Given, r.Fetch) && (state == UpdateFetching && n.answer.Step != order.StepWindow || // otherwise it may have fetched everything
+		state == UpdateHeld && !n.ready && late(n.since, r.Fetch)): // some machines are off at night
 		return UpdateFailed, strings.TrimSuffix(fmt.Sprintf("it was not ready to restart after %s: %s", r.Fetch, n.answer.Reason), ": ")
 	}
 	return "", ""

@@ -479,7 +479,7 @@ func TestRolloutKilledInDrain(t *testing.T) {
 	f := newFleet(t)
 	f.add(fleettest.Works, nil, "a-1")
 	r := rollout(nil)
-	ago := time.Now().Add(-time.Hour)
+	ago := time.Now().Add(-r.Fetch / 2)
 	f.mark(r, "a-1", order.StateHeld, rolloutMark{Given: ago, Drain: ago, Cordoned: true})
 	if err := f.update(t.Context(), r); err != nil || len(f.updated()) != 1 {
 		t.Errorf("%v, updated %q", err, f.updated())
@@ -635,6 +635,28 @@ func TestRolloutHeldAway(t *testing.T) {
 	f.Ready("a-1", false)
 	if got := strings.Join(f.plans(r), ", "); got != "a-1 finish failed" {
 		t.Errorf("away for long: %q", got)
+	}
+	f.Change("a-1", fleettest.Object{"status": fleettest.Object{"conditions": []any{fleettest.Object{"type": "Ready", "status": "Unknown", "lastTransitionTime": time.Now().UTC().Format(time.RFC3339)}}}})
+	if got := f.plans(r); got != nil {
+		t.Errorf("held for long, and away since now: %q", got)
+	}
+}
+
+// TestRolloutOutsideTheWindow checks that a node that waits for its turn during several days does not
+// fail while the window of its Site is closed.
+func TestRolloutOutsideTheWindow(t *testing.T) {
+	t.Parallel()
+	f := newStill(t)
+	f.add(fleettest.Works, nil, "a-1")
+	r := rollout(nil)
+	for step, want := range map[string]string{order.StepWindow: "", "root": "a-1 finish failed"} {
+		f.mark(r, "a-1", order.StateWaiting, rolloutMark{Given: time.Now().Add(-2 * r.Fetch)})
+		a := order.ParseAnswer(f.Annotation("a-1", order.AnnotationAnswer))
+		a.Step = step
+		f.Annotate("a-1", fleettest.Object{order.AnnotationAnswer: a.String()})
+		if got := strings.Join(f.plans(r), ", "); got != want {
+			t.Errorf("step %s: %q", step, got)
+		}
 	}
 }
 

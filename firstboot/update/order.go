@@ -176,8 +176,10 @@ func (o *orders) answer() order.Answer {
 	case r.State == order.StateHeld:
 		// Otherwise a rollout would drain a held node and permit its restart.
 		if err := o.closed(); err != nil {
-			a.State, a.Reason = order.StateWaiting, err.Error()
+			a.State, a.Step, a.Reason = order.StateWaiting, order.StepWindow, err.Error()
 		}
+	case r.State == order.StateWaiting && o.closed() != nil:
+		a.Step = order.StepWindow
 	case r.State == order.StateWorking && s != nil && s.Status == ondisk.UpdateRunning:
 		a.Step, a.Fetched, a.Total = s.Phase, s.Fetched, s.Total
 	}

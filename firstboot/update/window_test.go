@@ -42,6 +42,9 @@ func TestOrderWindow(t *testing.T) {
 		b.clock(at)
 		b.must()
 		b.says(order.StateWaiting, "updates.window of the machine's Site is 02:00-04:00 Europe/Berlin")
+		if step := b.answer().Step; step != order.StepWindow {
+			t.Errorf("the step is %q", step)
+		}
 	}
 	if b.images.requests > 0 {
 		t.Errorf("%d requests outside the window", b.images.requests)
@@ -68,6 +71,9 @@ func TestOrderHeldOutsideTheWindow(t *testing.T) {
 	b.clock("05:00")
 	b.must()
 	b.says(order.StateWaiting, "window")
+	if step := b.answer().Step; step != order.StepWindow {
+		t.Errorf("the step is %q, so a rollout would count the time", step)
+	}
 	b.give("again=2")
 	b.must()
 	b.says(order.StateWaiting, "window")

@@ -173,6 +173,9 @@ const (
 	StateWithdrawn  = "withdrawn"  // the order was removed or changed before the new system could boot
 )
 
+// StepWindow is the Step of an Answer with StateWaiting while the machine waits for its window.
+const StepWindow = "window"
+
 // Answer is a machine's report about its running system and its last order.
 type Answer struct {
 	// Plan, Image and Serial describe the running system: the plan's ID, and the image's name and
