@@ -327,7 +327,7 @@ func (s *Site) validateLabels(probs *Problems) {
 func (s *Site) validateKubeadm(probs *Problems) {
 	for i, e := range s.IgnorePreflightErrors {
 		if strings.EqualFold(e, "all") && len(s.IgnorePreflightErrors) > 1 {
-			probs.Add(fmt.Sprintf("ignorePreflightErrors[%d]", i), "all includes every other check, and kubeadm accepts it only alone")
+			probs.Add(fmt.Sprintf("ignorePreflightErrors[%d]", i), "the check \"all\" includes every other check, so it must be the only item")
 		}
 	}
 }

@@ -41,7 +41,7 @@ func (s *system) checkKubelet(ctx context.Context, e *machine.Env, next ondisk.I
 	}
 	fail := func(err error) error {
 		return run.Advise(fmt.Errorf("the image has Kubernetes %s and this machine %s, and it is unknown whether the cluster supports that kubelet: %w", next.Kubernetes, s.image.Kubernetes, err),
-			"try again when an API server answers; an image with the minor version of this machine needs none")
+			"try again when an API server answers; an image with the same minor version as this machine needs no API server")
 	}
 	if !member.HasCredentials(e) || s.active == nil {
 		return fail(member.ErrNotEnrolled)
