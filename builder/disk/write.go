@@ -201,8 +201,8 @@ func (w *writer) compress(out *file.Output) error {
 			return b, err
 		},
 		Stored: func(off, n int64) {
-			// Release the compressed part of the raw image, so that both files together need no
-			// more space than the raw image alone. Release several chunks at a time, which is
+			// Free the compressed part of the raw image, so that both files together need no
+			// more space than the raw image alone. Free several chunks at a time, which is
 			// faster.
 			if end := (off + n) / Align * Align; end > freed {
 				w.raw.PunchHole(freed, end-freed)

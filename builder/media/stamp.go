@@ -63,7 +63,7 @@ func (s Site) version() string {
 	return path.Base(s.Inventory.APIVersion)
 }
 
-// Read contains the source text of the documents, so that errors can name a place in them.
+// SiteSource contains the source text of the documents, so that errors can name a place in them.
 type SiteSource struct {
 	Name     string // file of the Site or Inventory; if empty, errors name only the field
 	Data     []byte

@@ -159,7 +159,7 @@ func TestNewRefuses(t *testing.T) {
 
 // TestNewDirectory checks that a directory that was not minted, or was changed since, is rejected.
 func TestNewDirectory(t *testing.T) {
-	// Keep the file reachable: if the garbage collector closed it, its lock would be released.
+	// Keep the file reachable: if the garbage collector closed it, it would be unlocked.
 	var held *os.File
 	defer func() { held.Close() }()
 	for name, tt := range map[string]struct {

@@ -171,7 +171,7 @@ func merged(all []entry) (out []entry, errs []error) {
 	return out, errs
 }
 
-// over returns e; owner and permissions that e does not set are those of first.
+// withOwnerOf returns e; owner and permissions that e does not set are those of first.
 func withOwnerOf(first, e entry) entry {
 	if !e.modeSet {
 		e.Owner.Mode, e.modeSet = first.Owner.Mode, first.modeSet

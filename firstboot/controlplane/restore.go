@@ -71,7 +71,7 @@ func restoreSnapshot(ctx context.Context, e *machine.Env, active *site.Active) e
 	return e.RemoveAll(RestoreDir)
 }
 
-// snapshotAtHand makes the snapshot readable for etcdutl, and returns its path in etcdutl's
+// stageSnapshot makes the snapshot readable for etcdutl, and returns its path in etcdutl's
 // container.
 func stageSnapshot(e *machine.Env, sum string) (string, error) {
 	if err := errors.Join(e.RemoveAll(RestoreDir), e.Mkdir(RestoreDir, machine.Mode(0o700)), e.Mkdir(member.SnapshotDir, machine.Mode(0o700))); err != nil {

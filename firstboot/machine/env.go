@@ -85,7 +85,7 @@ type Files struct {
 	WriteTree func(ctx context.Context, dir string, blobs tree.Blobs, walk func(func(tree.Node) error) error) error
 	// Sync syncs these files and directories, and the whole file systems that contain them.
 	Sync func(paths ...string) error
-	// Lock locks a file owned by root with flock(2), which other programs use too, until release is
+	// Lock locks a file owned by root with flock(2), which other programs use too, until unlock is
 	// called.
 	Lock func(ctx context.Context, path string) (unlock func(), err error)
 }

@@ -25,7 +25,7 @@ type chunkLocation struct {
 	off int64
 }
 
-// seeds contains the locations of chunks on this machine's disk, by digest.
+// localChunks contains the locations of chunks on this machine's disk, by digest.
 type localChunks map[[32]byte]chunkLocation
 
 // scan adds the chunks of a device.
@@ -46,9 +46,9 @@ func (s localChunks) scan(ctx context.Context, dev machine.Device, size int64) e
 	})
 }
 
-// missing returns the chunks of a part that assemble downloads when it writes the part to the device
-// target: those that are not on this machine's disk, and those that are only on target itself, where
-// they are overwritten before they are needed.
+// missing returns the chunks of a part that assemble downloads when it writes the part to the
+// device target: those that are not on this machine's disk, and those that are only on target
+// itself, where they are overwritten before they are needed.
 func (s localChunks) missing(p *chunk.Part, target string) (out []int) {
 	written := map[int64][32]byte{} // by offset
 	off := int64(0)

@@ -29,7 +29,7 @@ func nameIt(f *os.File, path string) error {
 
 func procPath(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
 
-// Release frees the disk space of n bytes of the file that the caller does not need any more. It
+// PunchHole frees the disk space of n bytes of the file that the caller does not need any more. It
 // does nothing if the file system does not support that.
 func (o *Output) PunchHole(off, n int64) {
 	_ = unix.Fallocate(int(o.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, n)

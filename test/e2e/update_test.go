@@ -155,11 +155,11 @@ func TestUpdate(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.podRuns(vm, "new-hello")
-	w.released(vm, "second")
+	w.finished(vm, "second")
 	w.pinned(vm, newHello)
 	mark := w.startUpdate(vm, url+"/third.raw.zst")
 	w.goesBack(vm, mark, again, 3, onSecond)
-	w.released(vm, "second")
+	w.finished(vm, "second")
 	w.saysOnNode(vm, "firstboot status", "update: the new system on ROOT-A failed to start")
 	w.off(vm)
 	w.checkDisk(w.disk(vm))
@@ -219,9 +219,9 @@ func (w *world) pinned(vm *lab.VM, want string) {
 	}
 }
 
-// released checks that the last update is complete: downloaded files are removed, and the EFI
+// finished checks that the last update is complete: downloaded files are removed, and the EFI
 // system partition describes the system with this name.
-func (w *world) released(vm *lab.VM, name string) {
+func (w *world) finished(vm *lab.VM, name string) {
 	w.t.Helper()
 	w.saysOnNode(vm, "for i in $(seq 90) ; do [ -e /var/lib/edgebake/update/esp ] || break ; sleep 1 ; done ; systemctl is-failed edgebake-update-finish ; ls /var/lib/edgebake/update ; cat /efi/edgebake/image.json",
 		`"name": "`+name+`"`)
@@ -283,7 +283,7 @@ func TestUpdateMinor(t *testing.T) {
 	}
 	w.podRuns(vm, "hello")
 	w.webRuns(vm, web)
-	w.released(vm, "second")
+	w.finished(vm, "second")
 	t.Logf("kubelet's files were\n%s\nand are\n%s", was, w.mustOnNode(vm, files))
 	w.off(vm)
 	w.checkDisk(w.disk(vm))
@@ -340,7 +340,7 @@ func TestTrialWithoutAPIServer(t *testing.T) {
 	}
 	w.readyAfter(vm, node)
 	w.aboutNode(vm).want(t, map[string]string{"partition": "ROOT-B", "system": "second", "bless": "active", "entries": "edgebake-a.conf edgebake-b.conf"})
-	w.released(vm, "second")
+	w.finished(vm, "second")
 	w.off(vm)
 
 	// A Site that is stamped now must apply to the new system.
@@ -447,7 +447,7 @@ func TestStick(t *testing.T) {
 	mark = w.expect(vm, mark, `BdsDxe: starting Boot`)
 	w.readyAgain(vm, mark, node)
 	w.aboutNode(vm).want(t, map[string]string{"partition": "ROOT-B", "system": "second", "bless": "active", "entries": "edgebake-a.conf edgebake-b.conf"})
-	w.released(vm, "second")
+	w.finished(vm, "second")
 	for _, l := range vm.Serial.Lines(mark) {
 		if strings.Contains(l.Text, "update from the stick") {
 			t.Errorf("the stick is used again: %s", l.Text)
