@@ -395,7 +395,7 @@ func machineName(m elf.Machine) string {
 }
 
 // checkCNI checks that the image has the plugins of the user's network configuration.
-func (b *executor) checkCNI(c *composed) error {
+func (b *executor) checkCNI(c *composition) error {
 	if c.facts.CNI == nil {
 		return nil
 	}

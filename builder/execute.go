@@ -256,8 +256,8 @@ func CheckOutput(out string, force bool) error {
 	return nil
 }
 
-// composed contains everything that is written to the disk.
-type composed struct {
+// composition contains everything that is written to the disk.
+type composition struct {
 	esp       []tree.Node
 	root      []tree.Node
 	data      []tree.Node
@@ -270,13 +270,13 @@ type composed struct {
 
 // compose merges the plan's layers in order and checks the result. The layers that edgebake renders
 // come before the user's layers, which may replace their files.
-func (b *executor) compose(ctx context.Context, id string) (*composed, error) {
+func (b *executor) compose(ctx context.Context, id string) (*composition, error) {
 	s := b.step("merge", "merging layers")
 	base, programs, user, err := b.planLayers(ctx)
 	if err != nil {
 		return nil, err
 	}
-	c := &composed{}
+	c := &composition{}
 	store, err := b.gather(ctx, id, base.Nodes, c)
 	if err != nil {
 		return nil, err
@@ -333,7 +333,7 @@ func (b *executor) planLayers(ctx context.Context) (base tree.Layer, programs, u
 }
 
 // gather completes c.facts for rendering and returns the files of the baked container images.
-func (b *executor) gather(ctx context.Context, id string, base []tree.Node, c *composed) (_ []tree.Node, err error) {
+func (b *executor) gather(ctx context.Context, id string, base []tree.Node, c *composition) (_ []tree.Node, err error) {
 	if c.packages, err = b.packages(base); err != nil {
 		return nil, err
 	}
@@ -435,7 +435,7 @@ func imageInfo(img *configs.Image, pl *plan.Plan, id, kernel, containerd string,
 }
 
 // spec returns the specification from which package disk writes the disk.
-func (b *executor) spec(id string, c *composed) disk.Spec {
+func (b *executor) spec(id string, c *composition) disk.Spec {
 	spec := disk.Spec{ID: id, Arch: b.img.Arch, SourceDate: b.date, SectorSize: int64(b.img.Disk.Sector)}
 	for _, p := range b.plan.Partitions {
 		d := disk.Partition{Label: p.Label, FS: p.FS, Size: p.Size, Gap: p.Gap}
@@ -456,7 +456,7 @@ func (b *executor) spec(id string, c *composed) disk.Spec {
 // dataHeadroom returns the free space on DATA, in bytes. The device may be no larger than the
 // image, and kubelet evicts pods and removes images if less than 15 % is free. Images that the node
 // imports need more: up to four times the size of their archives, since they are unpacked.
-func (b *executor) dataHeadroom(c *composed) int64 {
+func (b *executor) dataHeadroom(c *composition) int64 {
 	used := contentSize(c.data)
 	if b.img.ImageStore.Mode == "import" {
 		return minDataHead + used/2 + 4*c.imgReport.Size
@@ -485,7 +485,7 @@ func (b *executor) checkSpace(l *disk.Layout) {
 
 // write computes the layout and writes the disk. image.json on the ESP describes the layout, which
 // is already known: it depends only on ROOT-A and DATA.
-func (b *executor) write(ctx context.Context, id string, c *composed) (*Report, error) {
+func (b *executor) write(ctx context.Context, id string, c *composition) (*Report, error) {
 	spec := b.spec(id, c)
 	layout, err := disk.Compute(spec)
 	if err != nil {

@@ -59,7 +59,7 @@ func countFiles(nodes []tree.Node) int {
 	return len(seen)
 }
 
-func (b *executor) report(id string, c *composed, l *disk.Layout, res *disk.Result) (*Report, error) {
+func (b *executor) report(id string, c *composition, l *disk.Layout, res *disk.Result) (*Report, error) {
 	r := &Report{
 		Version: ReportVersion, Name: b.img.Name, Plan: id, Builder: b.plan.Builder, Golden: res.Golden,
 		Size: l.Size, Info: c.facts.Info, Inputs: b.plan.With(b.inputs).Lock().Inputs, Packages: len(c.packages),

@@ -31,7 +31,7 @@ type sbom struct {
 const noAssertion = "NOASSERTION"
 
 // makeSBOM lists the Debian packages, the programs with their Go modules, and the container images.
-func (b *executor) makeSBOM(id string, c *composed) ([]byte, error) {
+func (b *executor) makeSBOM(id string, c *composition) ([]byte, error) {
 	d := &sbom{seen: map[common.ElementID]bool{}, doc: &spdx.Document{
 		SPDXVersion:    spdx.Version,
 		DataLicense:    spdx.DataLicense,

@@ -73,9 +73,9 @@ type Daemon struct {
 	slots      chan struct{}
 
 	mu     sync.Mutex
-	groups map[netip.AddrPort]*running
+	groups map[netip.AddrPort]*runningServer
 	// retiring are the virtual servers that are being removed.
-	retiring map[netip.AddrPort]*running
+	retiring map[netip.AddrPort]*runningServer
 	logged   map[string]string
 
 	namesMu sync.Mutex
@@ -83,16 +83,16 @@ type Daemon struct {
 	hosts   map[netip.AddrPort]string   // as configured
 }
 
-// running is a virtual server that is maintained or, if its group is nil, being removed.
-type running struct {
+// runningServer is a virtual server that is maintained or, if its group is nil, being removed.
+type runningServer struct {
 	*group
 	unlock func() // the lock
 	cancel context.CancelFunc
 	done   chan struct{}
 }
 
-// claimed is a virtual server that is locked for a group that has not started.
-type claimed struct {
+// claimedServer is a virtual server that is locked for a group that has not started.
+type claimedServer struct {
 	unlock func() // the lock
 	// wasRetiring is set if the virtual server was being removed.
 	wasRetiring bool
@@ -100,7 +100,7 @@ type claimed struct {
 
 // NewDaemon returns a daemon that Run starts.
 func NewDaemon(opt Options) *Daemon {
-	return &Daemon{opt: opt, groups: make(map[netip.AddrPort]*running), retiring: make(map[netip.AddrPort]*running), logged: make(map[string]string),
+	return &Daemon{opt: opt, groups: make(map[netip.AddrPort]*runningServer), retiring: make(map[netip.AddrPort]*runningServer), logged: make(map[string]string),
 		names: make(map[netip.AddrPort][]string), slots: make(chan struct{}, maxHandshakes)}
 }
 
@@ -247,7 +247,7 @@ func (d *Daemon) openKernel() error {
 
 // begin serves metrics, starts the groups, and removes the virtual servers of an earlier
 // configuration.
-func (d *Daemon) begin(ctx context.Context, servers []Server, claims map[netip.AddrPort]claimed) error {
+func (d *Daemon) begin(ctx context.Context, servers []Server, claims map[netip.AddrPort]claimedServer) error {
 	if d.opt.Metrics != "" {
 		d.logChange("metrics", d.serveMetrics(ctx, d.opt.Metrics))
 	}
@@ -272,7 +272,7 @@ func (d *Daemon) begin(ctx context.Context, servers []Server, claims map[netip.A
 }
 
 // unlockAll unlocks all groups, and the claims without a group.
-func (d *Daemon) unlockAll(claims map[netip.AddrPort]claimed) {
+func (d *Daemon) unlockAll(claims map[netip.AddrPort]claimedServer) {
 	for _, r := range d.all() {
 		r.unlock()
 	}
@@ -281,7 +281,7 @@ func (d *Daemon) unlockAll(claims map[netip.AddrPort]claimed) {
 	}
 }
 
-func (d *Daemon) all() []*running { return slices.Collect(maps.Values(d.kept())) }
+func (d *Daemon) all() []*runningServer { return slices.Collect(maps.Values(d.kept())) }
 
 // follow checks the files every lookTime, and reads all of them on a reload.
 func (d *Daemon) follow(ctx context.Context, config *watchedFile) {
@@ -383,7 +383,7 @@ func (d *Daemon) replace(ctx context.Context, servers []Server) error {
 
 // giveBackClaims gives back claims that have no group: it unlocks them, or continues the removal
 // that the claim interrupted.
-func (d *Daemon) giveBackClaims(ctx context.Context, claims map[netip.AddrPort]claimed) {
+func (d *Daemon) giveBackClaims(ctx context.Context, claims map[netip.AddrPort]claimedServer) {
 	for vip, c := range claims {
 		if c.wasRetiring {
 			d.retire(ctx, vip, c.unlock)
@@ -394,8 +394,8 @@ func (d *Daemon) giveBackClaims(ctx context.Context, claims map[netip.AddrPort]c
 }
 
 // claimNew locks the virtual servers that have no group yet. It locks all of them or none.
-func (d *Daemon) claimNew(ctx context.Context, servers []Server) (map[netip.AddrPort]claimed, error) {
-	claims := make(map[netip.AddrPort]claimed)
+func (d *Daemon) claimNew(ctx context.Context, servers []Server) (map[netip.AddrPort]claimedServer, error) {
+	claims := make(map[netip.AddrPort]claimedServer)
 	kept := d.kept()
 	for _, s := range servers {
 		if kept[s.VIP] != nil {
@@ -403,7 +403,7 @@ func (d *Daemon) claimNew(ctx context.Context, servers []Server) (map[netip.Addr
 		}
 		unlock, wasRetiring := d.stopRetiring(s.VIP)
 		if wasRetiring {
-			claims[s.VIP] = claimed{unlock, true}
+			claims[s.VIP] = claimedServer{unlock, true}
 			continue
 		}
 		unlock, err := d.claim(ctx, s.VIP)
@@ -411,13 +411,13 @@ func (d *Daemon) claimNew(ctx context.Context, servers []Server) (map[netip.Addr
 			d.giveBackClaims(ctx, claims)
 			return nil, err
 		}
-		claims[s.VIP] = claimed{unlock, false}
+		claims[s.VIP] = claimedServer{unlock, false}
 	}
 	return claims, nil
 }
 
 // kept returns the running groups by virtual server.
-func (d *Daemon) kept() map[netip.AddrPort]*running {
+func (d *Daemon) kept() map[netip.AddrPort]*runningServer {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return maps.Clone(d.groups)
@@ -425,7 +425,7 @@ func (d *Daemon) kept() map[netip.AddrPort]*running {
 
 // apply starts, changes and stops groups so that exactly these servers are maintained. claims holds
 // the locks of the new ones. If apply fails, nothing has changed.
-func (d *Daemon) apply(ctx context.Context, servers []Server, claims map[netip.AddrPort]claimed) error {
+func (d *Daemon) apply(ctx context.Context, servers []Server, claims map[netip.AddrPort]claimedServer) error {
 	for _, s := range servers {
 		if err := d.addNote(s); err != nil {
 			return err
@@ -444,7 +444,7 @@ func (d *Daemon) apply(ctx context.Context, servers []Server, claims map[netip.A
 	}
 	for _, s := range fresh {
 		gctx, cancel := context.WithCancel(ctx)
-		r := &running{group: newGroup(d, s), unlock: claims[s.VIP].unlock, cancel: cancel, done: make(chan struct{})}
+		r := &runningServer{group: newGroup(d, s), unlock: claims[s.VIP].unlock, cancel: cancel, done: make(chan struct{})}
 		d.mu.Lock()
 		d.groups[s.VIP] = r
 		d.mu.Unlock()
@@ -469,7 +469,7 @@ func (d *Daemon) apply(ctx context.Context, servers []Server, claims map[netip.A
 func (d *Daemon) retire(ctx context.Context, vip netip.AddrPort, unlock func()) {
 	d.reconciler.drop(ctx, vip) // forget, below, reports the error
 	ctx, cancel := context.WithCancel(ctx)
-	p := &running{unlock: unlock, cancel: cancel, done: make(chan struct{})}
+	p := &runningServer{unlock: unlock, cancel: cancel, done: make(chan struct{})}
 	d.mu.Lock()
 	d.retiring[vip] = p
 	d.mu.Unlock()

@@ -204,8 +204,8 @@ func (p *pull) download(ctx context.Context, raw *file.Output) error {
 	return context.Cause(ctx)
 }
 
-// fetched is the state of one part's download.
-type fetched struct {
+// partDownload is the state of one part's download.
+type partDownload struct {
 	artifact.Descriptor
 	from int64 // offset of the part in the image
 	have int64
@@ -214,7 +214,7 @@ type fetched struct {
 
 // part fetches one part, unless the file already contains it.
 func (p *pull) part(ctx context.Context, hashing *hasher, d artifact.Descriptor, from int64) error {
-	f := &fetched{Descriptor: d, from: from, h: sha256.New()}
+	f := &partDownload{Descriptor: d, from: from, h: sha256.New()}
 	if p.whole >= from+d.Size {
 		if err := p.rehash(ctx, hashing, f); err != nil {
 			return err
@@ -238,7 +238,7 @@ func (p *pull) part(ctx context.Context, hashing *hasher, d artifact.Descriptor,
 }
 
 // rehash hashes a part that an earlier run has fetched.
-func (p *pull) rehash(ctx context.Context, hashing *hasher, f *fetched) error {
+func (p *pull) rehash(ctx context.Context, hashing *hasher, f *partDownload) error {
 	buf := make([]byte, 1<<20)
 	for f.have < f.Size {
 		if err := ctx.Err(); err != nil {
@@ -254,7 +254,7 @@ func (p *pull) rehash(ctx context.Context, hashing *hasher, f *fetched) error {
 }
 
 // took hashes and counts new bytes of a part.
-func (p *pull) took(hashing *hasher, f *fetched, b []byte) {
+func (p *pull) took(hashing *hasher, f *partDownload, b []byte) {
 	f.h.Write(b)
 	f.have += int64(len(b))
 	p.done += int64(len(b))
@@ -263,7 +263,7 @@ func (p *pull) took(hashing *hasher, f *fetched, b []byte) {
 }
 
 // drop removes a part and everything after it from the file.
-func (p *pull) drop(hashing *hasher, f *fetched) error {
+func (p *pull) drop(hashing *hasher, f *partDownload) error {
 	if err := p.out.Truncate(f.from); err != nil {
 		return err
 	}
@@ -276,7 +276,7 @@ func (p *pull) drop(hashing *hasher, f *fetched) error {
 }
 
 // fetch downloads a part and compares its digest.
-func (p *pull) fetch(ctx context.Context, hashing *hasher, f *fetched) error {
+func (p *pull) fetch(ctx context.Context, hashing *hasher, f *partDownload) error {
 	resp, err := p.repo.request(ctx, http.MethodGet, p.repo.url("/blobs/"+string(f.Digest)), nil, nil, 0, http.StatusOK)
 	if err != nil {
 		return err
@@ -296,7 +296,7 @@ func (p *pull) fetch(ctx context.Context, hashing *hasher, f *fetched) error {
 }
 
 // save writes the response body to the file.
-func (p *pull) save(hashing *hasher, f *fetched, body io.Reader) error {
+func (p *pull) save(hashing *hasher, f *partDownload, body io.Reader) error {
 	buf := make([]byte, 256<<10)
 	for f.have < f.Size {
 		n, err := body.Read(buf[:min(int64(len(buf)), f.Size-f.have)])

@@ -201,15 +201,15 @@ func (p *push) parts(ctx context.Context, parts []part) error {
 	return g.Wait()
 }
 
-// digested is the digest of a part, or an error.
-type digested struct {
+// digestResult is the digest of a part, or an error.
+type digestResult struct {
 	digest imageref.Digest
 	err    error
 }
 
 // digests hashes the parts in order, each while the preceding one is sent.
-func (p *push) digests(ctx context.Context, parts []part) <-chan digested {
-	out := make(chan digested, 1)
+func (p *push) digests(ctx context.Context, parts []part) <-chan digestResult {
+	out := make(chan digestResult, 1)
 	go func() {
 		for i, part := range parts {
 			h := sha256.New()
@@ -218,7 +218,7 @@ func (p *push) digests(ctx context.Context, parts []part) <-chan digested {
 				close(p.begun)
 			}
 			select {
-			case out <- digested{imageref.DigestOf(h.Sum(nil)), err}:
+			case out <- digestResult{imageref.DigestOf(h.Sum(nil)), err}:
 			case <-ctx.Done():
 			}
 			if err != nil || ctx.Err() != nil {
@@ -352,7 +352,7 @@ func (u *upload) try(ctx context.Context) error {
 // send sends the content and returns the URL for the next request.
 func (u *upload) send(ctx context.Context, where string) (string, error) {
 	header := http.Header{"Content-Type": {"application/octet-stream"}}
-	body := &counted{r: io.NewSectionReader(u.content, 0, u.d.Size), count: u.count}
+	body := &countingReader{r: io.NewSectionReader(u.content, 0, u.d.Size), count: u.count}
 	err := transfer.Send(ctx, body, u.p.repo.stall, func(ctx context.Context, body io.Reader) error {
 		resp, err := u.p.repo.request(ctx, http.MethodPatch, where, header, body, u.d.Size, http.StatusAccepted, http.StatusNoContent, http.StatusCreated)
 		if err != nil {
@@ -392,14 +392,14 @@ func (u *upload) finish(ctx context.Context, where string) error {
 	return nil
 }
 
-// counted is a request body that reports how much of it was sent.
-type counted struct {
+// countingReader is a request body that reports how much of it was sent.
+type countingReader struct {
 	r     io.Reader
 	count func(at int64)
 	at    int64
 }
 
-func (c *counted) Read(p []byte) (int, error) {
+func (c *countingReader) Read(p []byte) (int, error) {
 	c.count(c.at) // the bytes of the previous read were sent
 	n, err := c.r.Read(p)
 	c.at += int64(n)

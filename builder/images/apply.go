@@ -444,7 +444,7 @@ func (s *snapshot) walk(at *place, p string) error {
 // layer that has it.
 func (s *snapshot) makeParents(at *place, date time.Time) (*entry, error) {
 	e := s.root
-	var below []*below
+	var below []*lowerPlace
 	for i, name := range at.names {
 		child := e.children[name]
 		if child == nil {
@@ -472,22 +472,22 @@ func (s *snapshot) makeParents(at *place, date time.Time) (*entry, error) {
 	return e, nil
 }
 
-// below is a place in a lower layer.
-type below struct {
+// lowerPlace is a place in a lower layer.
+type lowerPlace struct {
 	*snapshot
 	at *place
 }
 
 // allBelow resolves a path in each lower layer. It returns those that have it, the nearest first.
-func (s *snapshot) allBelow(names []string) ([]*below, error) {
-	list := []*below{}
+func (s *snapshot) allBelow(names []string) ([]*lowerPlace, error) {
+	list := []*lowerPlace{}
 	for l := s.parent; l != nil; l = l.parent {
 		at, err := l.resolve(strings.Join(names, "/"))
 		if err != nil {
 			return nil, err
 		}
 		if at.last() != nil {
-			list = append(list, &below{l, at})
+			list = append(list, &lowerPlace{l, at})
 		}
 	}
 	return list, nil
@@ -495,7 +495,7 @@ func (s *snapshot) allBelow(names []string) ([]*below, error) {
 
 // inherit copies the metadata of the directory name in the nearest lower layer to child. It returns
 // the places of that directory in all lower layers.
-func inherit(child *entry, list []*below, name string) ([]*below, error) {
+func inherit(child *entry, list []*lowerPlace, name string) ([]*lowerPlace, error) {
 	deeper, found := list[:0], false
 	for _, l := range list {
 		if err := l.walk(l.at, name); err != nil {

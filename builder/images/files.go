@@ -109,7 +109,7 @@ func openTar(ctx context.Context, c *fetch.Cache, f fileAt, name string, limit s
 			r, err := decompress(in, compression, maxWindow)
 			if err == nil {
 				defer r.Close()
-				_, err = io.Copy(w, &limited{r: r, limit: limit})
+				_, err = io.Copy(w, &limitedReader{r: r, limit: limit})
 			}
 			if err == nil {
 				_, err = io.Copy(io.Discard, in) // read the rest, after the compressed data

@@ -513,7 +513,7 @@ func FuzzLayerReader(f *testing.F) {
 			return
 		}
 		defer r.Close()
-		n, err := io.Copy(io.Discard, &limited{r: r, limit: sizeLimit{layer: 1 << 20}})
+		n, err := io.Copy(io.Discard, &limitedReader{r: r, limit: sizeLimit{layer: 1 << 20}})
 		if n > 1<<20 {
 			t.Errorf("%d bytes came out: %v", n, err)
 		}

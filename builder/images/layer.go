@@ -263,7 +263,7 @@ func (u unpacker) unpack(ctx context.Context, c *fetch.Cache, raw io.Reader, l L
 		return err
 	}
 	defer r.Close()
-	in := &limited{r: r, limit: u.limit}
+	in := &limitedReader{r: r, limit: u.limit}
 	if _, _, err = c.Put(ctx, diff, in); err != nil {
 		in.giveBack()
 	}

@@ -111,12 +111,12 @@ func newSizeLimit(o *Options) sizeLimit {
 
 // take counts a layer that is already uncompressed in the cache.
 func (s sizeLimit) take(size int64) error {
-	l := limited{limit: s}
+	l := limitedReader{limit: s}
 	return l.count(size)
 }
 
-// limited is a reader that fails when a layer exceeds its limit.
-type limited struct {
+// limitedReader is a reader that fails when a layer exceeds its limit.
+type limitedReader struct {
 	r     io.Reader
 	limit sizeLimit
 	n     int64
@@ -124,14 +124,14 @@ type limited struct {
 }
 
 // giveBack subtracts the bytes of a failed layer from the count of the image.
-func (l *limited) giveBack() {
+func (l *limitedReader) giveBack() {
 	if l.limit.image != nil {
 		l.limit.image.Add(l.taken)
 		l.taken = 0
 	}
 }
 
-func (l *limited) Read(p []byte) (int, error) {
+func (l *limitedReader) Read(p []byte) (int, error) {
 	n, err := l.r.Read(p)
 	if err := l.count(int64(n)); err != nil {
 		return 0, err
@@ -140,7 +140,7 @@ func (l *limited) Read(p []byte) (int, error) {
 }
 
 // count counts n more bytes for the layer and for its image.
-func (l *limited) count(n int64) error {
+func (l *limitedReader) count(n int64) error {
 	l.n += n
 	if l.n > l.limit.layer {
 		return &LimitError{"its uncompressed size is more than " + bytesize.Human(l.limit.layer), fieldMaxLayer}

@@ -267,11 +267,11 @@ func (b *fileOwners) owner(p string) Group {
 func (b *fileOwners) contents(label string) (*Contents, error) {
 	c := &Contents{FS: disk.Ext4, Free: b.readers[label].Info().FreeBytes}
 	seen := map[*tree.Inode]bool{}
-	var files []owned
+	var files []groupedFile
 	for _, n := range b.nodes[label] {
 		if n.IsRegular() && !seen[n.Inode] {
 			seen[n.Inode] = true
-			files = append(files, owned{b.owner(n.Path), File{"/" + n.Path, n.Data.Size}})
+			files = append(files, groupedFile{b.owner(n.Path), File{"/" + n.Path, n.Data.Size}})
 		}
 	}
 	c.group(files)
@@ -287,10 +287,10 @@ func (m *Image) bootContents() (*Contents, error) {
 	if c.Free, err = fsys.Free(); err != nil {
 		return nil, err
 	}
-	var files []owned
+	var files []groupedFile
 	err = fsys.Walk(func(e fat.Entry) error {
 		if !e.Dir {
-			files = append(files, owned{Group{Kind: KindBoot, Name: path.Base(e.Path)}, File{"/efi/" + e.Path, e.Size}})
+			files = append(files, groupedFile{Group{Kind: KindBoot, Name: path.Base(e.Path)}, File{"/efi/" + e.Path, e.Size}})
 		}
 		return nil
 	})
@@ -298,14 +298,14 @@ func (m *Image) bootContents() (*Contents, error) {
 	return c, err
 }
 
-// owned is a file with its group.
-type owned struct {
+// groupedFile is a file with its group.
+type groupedFile struct {
 	group Group
 	file  File
 }
 
 // group sums up files by group. It sorts groups, and the files of each group, by descending size.
-func (c *Contents) group(files []owned) {
+func (c *Contents) group(files []groupedFile) {
 	groups := map[string]*Group{}
 	for _, f := range files {
 		key := f.group.Kind + " " + f.group.Name
@@ -399,7 +399,7 @@ func (m *Image) listTree(label string, out map[string]Listed) error {
 			}
 			defer file.Close()
 			var head bytes.Buffer
-			if _, err := io.Copy(io.MultiWriter(h, &limited{&head, maxText + 1}), io.NewSectionReader(file, n.Data.Off, n.Data.Size)); err != nil {
+			if _, err := io.Copy(io.MultiWriter(h, &limitedWriter{&head, maxText + 1}), io.NewSectionReader(file, n.Data.Off, n.Data.Size)); err != nil {
 				return err
 			}
 			if n.Mode&0o004 != 0 {
@@ -445,13 +445,13 @@ func textOf(b []byte) string {
 	return string(b)
 }
 
-// limited writes the first left bytes to w and discards the rest.
-type limited struct {
+// limitedWriter writes the first left bytes to w and discards the rest.
+type limitedWriter struct {
 	w    io.Writer
 	left int
 }
 
-func (l *limited) Write(p []byte) (int, error) {
+func (l *limitedWriter) Write(p []byte) (int, error) {
 	n := min(len(p), l.left)
 	if _, err := l.w.Write(p[:n]); err != nil {
 		return 0, err

@@ -274,17 +274,17 @@ func (e *partError) Is(target error) bool { return target == ErrNotOurs }
 // ours returns the partition table of an edgebake image from its first bytes, or nil for any other
 // file.
 func ours(head io.ReaderAt) *gpt.Table {
-	t, err := gpt.Read(padded{head}, 1<<50)
+	t, err := gpt.Read(paddedReader{head}, 1<<50)
 	if err != nil || !slices.ContainsFunc(t.Partitions, func(p gpt.Partition) bool { return p.Name == ondisk.LabelSlot }) {
 		return nil
 	}
 	return t
 }
 
-// padded reads as zeros after the end of the underlying reader.
-type padded struct{ io.ReaderAt }
+// paddedReader reads as zeros after the end of the underlying reader.
+type paddedReader struct{ io.ReaderAt }
 
-func (r padded) ReadAt(p []byte, off int64) (int, error) {
+func (r paddedReader) ReadAt(p []byte, off int64) (int, error) {
 	n, err := r.ReaderAt.ReadAt(p, off)
 	clear(p[n:])
 	if err == io.EOF {

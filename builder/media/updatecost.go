@@ -149,7 +149,7 @@ func (m *Image) updateCost(i *update.Image, have localChunks) (*UpdateCost, erro
 	}
 	c := &UpdateCost{Index: i.Head, Requests: 1 + i.Requests, Image: m.stored, Signed: i.Signature != ""}
 	c.Root = c.add(i, root, root.Missing(have.has))
-	r := m.reading(c, &c.Boot, i, esp, have)
+	r := m.countFetches(c, &c.Boot, i, esp, have)
 	files, err := update.ReadSystem(r.view, m.info.Plan)
 	if err != nil {
 		return nil, err
@@ -177,7 +177,7 @@ func (m *Image) imagesCost(c *UpdateCost, i *update.Image, old *Image, have loca
 	} else if !errors.Is(err, update.ErrArchives) {
 		return err
 	}
-	r := m.reading(c, &c.Data, i, data, have)
+	r := m.countFetches(c, &c.Data, i, data, have)
 	images, err := update.ReadImages(r.view)
 	if err != nil {
 		return err
@@ -194,9 +194,10 @@ func (m *Image) imagesCost(c *UpdateCost, i *update.Image, old *Image, have loca
 	return nil
 }
 
-// reading counts the data that a machine fetches from one partition. While the machine searches for
-// files, it requests chunks one by one. Then it requests the chunks of these files in ranges.
-type reading struct {
+// fetchCounter counts the data that a machine fetches from one partition. While the machine
+// searches for files, it requests chunks one by one. Then it requests the chunks of these files in
+// ranges.
+type fetchCounter struct {
 	view  *update.View
 	count func(chunks []int)
 	got   map[int]bool
@@ -204,8 +205,8 @@ type reading struct {
 	have  localChunks
 }
 
-func (m *Image) reading(c *UpdateCost, bytes *int64, i *update.Image, p *chunk.Part, have localChunks) *reading {
-	r := &reading{got: map[int]bool{}, part: p, have: have}
+func (m *Image) countFetches(c *UpdateCost, bytes *int64, i *update.Image, p *chunk.Part, have localChunks) *fetchCounter {
+	r := &fetchCounter{got: map[int]bool{}, part: p, have: have}
 	r.count = func(chunks []int) { *bytes += c.add(i, p, chunks) }
 	r.view = update.NewView(p, func(k int) ([]byte, error) {
 		if !r.got[k] && !have[p.Chunks[k].Sum] {
@@ -217,7 +218,7 @@ func (m *Image) reading(c *UpdateCost, bytes *int64, i *update.Image, p *chunk.P
 	return r
 }
 
-func (r *reading) rest(chunks []int) {
+func (r *fetchCounter) rest(chunks []int) {
 	r.count(slices.DeleteFunc(chunks, func(k int) bool { return r.got[k] || r.have[r.part.Chunks[k].Sum] }))
 }
 

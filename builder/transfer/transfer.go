@@ -76,7 +76,7 @@ func IsBroken(err error) bool {
 	return IsTimeout(err) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET)
 }
 
-type incoming struct {
+type responseBody struct {
 	ctx    context.Context
 	body   io.ReadCloser
 	cancel context.CancelCauseFunc
@@ -85,13 +85,13 @@ type incoming struct {
 }
 
 func watch(ctx context.Context, body io.ReadCloser, cancel context.CancelCauseFunc, limit time.Duration) io.ReadCloser {
-	in := &incoming{ctx: ctx, body: body, cancel: cancel, limit: limit}
+	in := &responseBody{ctx: ctx, body: body, cancel: cancel, limit: limit}
 	in.timer = time.AfterFunc(limit, func() { cancel(stalled(limit)) })
 	in.timer.Stop()
 	return in
 }
 
-func (in *incoming) Read(p []byte) (int, error) {
+func (in *responseBody) Read(p []byte) (int, error) {
 	// Run the timer only while waiting for the server, not while the reader is busy.
 	in.timer.Reset(in.limit)
 	n, err := in.body.Read(p)
@@ -104,7 +104,7 @@ func (in *incoming) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func (in *incoming) Close() error {
+func (in *responseBody) Close() error {
 	in.timer.Stop()
 	err := in.body.Close()
 	in.cancel(nil)
@@ -116,7 +116,7 @@ func (in *incoming) Close() error {
 func Send(ctx context.Context, body io.Reader, limit time.Duration, send func(context.Context, io.Reader) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	out := &outgoing{r: body, limit: limit}
+	out := &requestBody{r: body, limit: limit}
 	out.timer = time.AfterFunc(limit, func() { cancel(stalled(limit)) })
 	defer out.timer.Stop()
 	err := send(ctx, out)
@@ -126,13 +126,13 @@ func Send(ctx context.Context, body io.Reader, limit time.Duration, send func(co
 	return err
 }
 
-type outgoing struct {
+type requestBody struct {
 	r     io.Reader
 	timer *time.Timer
 	limit time.Duration
 }
 
-func (o *outgoing) Read(p []byte) (int, error) {
+func (o *requestBody) Read(p []byte) (int, error) {
 	// Once the whole body is sent, the transport limits the wait for the response.
 	if o.timer.Stop() {
 		o.timer.Reset(o.limit)

@@ -141,7 +141,7 @@ func TestTalking(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, w := io.Pipe()
 		timer := time.AfterFunc(silence, func() { w.CloseWithError(io.ErrUnexpectedEOF) })
-		body := &talking{r, timer, func() error { return nil }, func() {}}
+		body := &stallReader{r, timer, func() error { return nil }, func() {}}
 		go func() {
 			for range 5 {
 				time.Sleep(silence * 2 / 3)

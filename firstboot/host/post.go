@@ -106,7 +106,7 @@ func (d *downloads) get(ctx context.Context, address string, header http.Header,
 	if err != nil {
 		return fail(err)
 	}
-	resp.Body = &talking{resp.Body, timer, func() error { return context.Cause(ctx) }, func() { cancel(nil) }}
+	resp.Body = &stallReader{resp.Body, timer, func() error { return context.Cause(ctx) }, func() { cancel(nil) }}
 	return resp, nil
 }
 
@@ -146,15 +146,15 @@ const maxHeader = 32 << 10
 // silence is how long a server may send nothing.
 const silence = time.Minute
 
-// talking is a response body whose Read fails if the server sends nothing for a minute.
-type talking struct {
+// stallReader is a response body whose Read fails if the server sends nothing for a minute.
+type stallReader struct {
 	io.ReadCloser
 	timer *time.Timer
 	cause func() error
 	done  func()
 }
 
-func (t *talking) Read(b []byte) (int, error) {
+func (t *stallReader) Read(b []byte) (int, error) {
 	n, err := t.ReadCloser.Read(b)
 	if n > 0 {
 		t.timer.Reset(silence)
@@ -165,7 +165,7 @@ func (t *talking) Read(b []byte) (int, error) {
 	return n, err
 }
 
-func (t *talking) Close() error {
+func (t *stallReader) Close() error {
 	t.timer.Stop()
 	err := t.ReadCloser.Close()
 	t.done()

@@ -14,21 +14,21 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// changeable describes this machine: a worker node that can be converted or reverted in place.
-type changeable struct {
+// workerNode describes this machine: a worker node that can be converted or reverted in place.
+type workerNode struct {
 	node   string
 	image  ondisk.ImageInfo
 	active *site.Active // nil if the machine has no Site
 }
 
-func changeableNode(ctx context.Context, e *machine.Env) (changeable, error) {
+func changeableNode(ctx context.Context, e *machine.Env) (workerNode, error) {
 	image, err := site.ImageInfo(e)
 	if err != nil {
-		return changeable{}, err
+		return workerNode{}, err
 	}
 	active := site.IfAny(e, image)
 	name, err := changeableName(ctx, e)
-	return changeable{name, image, active}, err
+	return workerNode{name, image, active}, err
 }
 
 // changeableName returns the node's name. It fails on a control-plane node, and while first boot is

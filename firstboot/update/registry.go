@@ -26,15 +26,15 @@ import (
 // LoginsFile is a docker config.json with logins of registries. kubelet reads it too.
 const LoginsFile = "/var/lib/kubelet/config.json"
 
-// inRegistry is an image that `edgebake push` has stored in a container registry, in parts.
-type inRegistry struct {
+// registryImage is an image that `edgebake push` has stored in a container registry, in parts.
+type registryImage struct {
 	name  string
 	m     *artifact.Manifest
 	parts []*server
 }
 
 // openRegistry reads the manifest of the image at an oci:// URL.
-func openRegistry(ctx context.Context, l *requester, image string) (*inRegistry, error) {
+func openRegistry(ctx context.Context, l *requester, image string) (*registryImage, error) {
 	ref, err := order.ParseRegistry(image)
 	if err != nil {
 		return nil, err
@@ -43,7 +43,7 @@ func openRegistry(ctx context.Context, l *requester, image string) (*inRegistry,
 	if l.login, err = newLogin(l.e, ref, base); err != nil {
 		return nil, err
 	}
-	r := &inRegistry{name: image}
+	r := &registryImage{name: image}
 	if err := l.retry(ctx, func() error { r.m, err = l.manifest(ctx, base, ref); return err }); err != nil {
 		return nil, err
 	}
@@ -127,13 +127,13 @@ func (b *bounded) Read(p []byte) (int, error) {
 	return b.Reader.Read(p)
 }
 
-func (r *inRegistry) Name() string { return r.name }
-func (r *inRegistry) Size() int64  { return r.m.Stored() }
-func (r *inRegistry) Close() error { return nil }
+func (r *registryImage) Name() string { return r.name }
+func (r *registryImage) Size() int64  { return r.m.Stored() }
+func (r *registryImage) Close() error { return nil }
 
 // Open returns a reader of a range, which may span several parts.
-func (r *inRegistry) Open(ctx context.Context, off, n int64) (io.ReadCloser, error) {
-	all := &readers{}
+func (r *registryImage) Open(ctx context.Context, off, n int64) (io.ReadCloser, error) {
+	all := &multiReadCloser{}
 	var each []io.Reader
 	for _, x := range r.m.Ranges(off, n) {
 		body, err := r.parts[x.Part].Open(ctx, x.Off, x.To-x.Off)
@@ -146,13 +146,13 @@ func (r *inRegistry) Open(ctx context.Context, off, n int64) (io.ReadCloser, err
 	return all, nil
 }
 
-// readers reads several readers one after another, and closes all of them.
-type readers struct {
+// multiReadCloser reads several readers one after another, and closes all of them.
+type multiReadCloser struct {
 	io.Reader
 	close []io.ReadCloser
 }
 
-func (r *readers) Close() (err error) {
+func (r *multiReadCloser) Close() (err error) {
 	for _, c := range r.close {
 		err = errors.Join(err, c.Close())
 	}

@@ -152,7 +152,7 @@ func (f *fetcher) span(ctx context.Context, p *chunk.Part, s update.Span, take f
 		return 0, err
 	}
 	defer answer.Close()
-	body := &counted{answer, f.count}
+	body := &countingReader{answer, f.count}
 	at := s.From
 	var packed []byte
 	for _, k := range s.Frames {
@@ -178,13 +178,13 @@ func (f *fetcher) span(ctx context.Context, p *chunk.Part, s update.Span, take f
 	return n, nil
 }
 
-// counted is a reader that reports the number of bytes read to count.
-type counted struct {
+// countingReader is a reader that reports the number of bytes read to count.
+type countingReader struct {
 	io.Reader
 	count func(n int)
 }
 
-func (c *counted) Read(b []byte) (int, error) {
+func (c *countingReader) Read(b []byte) (int, error) {
 	n, err := c.Reader.Read(b)
 	c.count(n)
 	return n, err

@@ -129,7 +129,7 @@ func (l *requester) retry(ctx context.Context, try func() error) error {
 
 // Open returns a reader of a range. It sends requests when it is read.
 func (s *server) Open(ctx context.Context, off, n int64) (io.ReadCloser, error) {
-	return &ranged{ctx: ctx, s: s, off: off, end: off + n, backoff: backoff{l: s.requester, tries: 20}}, nil
+	return &rangeReader{ctx: ctx, s: s, off: off, end: off + n, backoff: backoff{l: s.requester, tries: 20}}, nil
 }
 
 // ask requests the bytes from off to end, without end.
@@ -259,8 +259,8 @@ func (p *backoff) after(ctx context.Context, err error) error {
 // failure.
 const leastInAMinute = 10 << 10
 
-// ranged reads one range. After a failure, it requests the rest of the range.
-type ranged struct {
+// rangeReader reads one range. After a failure, it requests the rest of the range.
+type rangeReader struct {
 	ctx      context.Context
 	s        *server
 	off, end int64
@@ -273,7 +273,7 @@ type ranged struct {
 	minute   int64
 }
 
-func (r *ranged) Read(b []byte) (n int, err error) {
+func (r *rangeReader) Read(b []byte) (n int, err error) {
 	if r.off == r.end {
 		return 0, io.EOF
 	}
@@ -295,7 +295,7 @@ func (r *ranged) Read(b []byte) (n int, err error) {
 }
 
 // try sends a request if necessary, and reads from its response.
-func (r *ranged) try(b []byte) (n int, err error) {
+func (r *rangeReader) try(b []byte) (n int, err error) {
 	if r.body == nil {
 		r.waited, r.minute, r.until = 0, 0, min(r.end, r.off+r.s.allow.piece())
 		if r.body, err = r.s.ask(r.ctx, r.off, r.until); err != nil {
@@ -310,7 +310,7 @@ func (r *ranged) try(b []byte) (n int, err error) {
 }
 
 // read reads with the rate limit. If the server is too slow, it returns an error.
-func (r *ranged) read(b []byte) (int, error) {
+func (r *rangeReader) read(b []byte) (int, error) {
 	s := r.s
 	if s.rate > 0 {
 		b = b[:min(int64(len(b)), max(s.rate/4, 512))]
@@ -347,14 +347,14 @@ func (r *ranged) read(b []byte) (int, error) {
 }
 
 // giveUp ends a request after a failure. The unread rest of the response does not count.
-func (r *ranged) giveUp() {
+func (r *rangeReader) giveUp() {
 	if r.body != nil {
 		r.body.left = 0
 		r.Close()
 	}
 }
 
-func (r *ranged) Close() error {
+func (r *rangeReader) Close() error {
 	if r.body == nil {
 		return nil
 	}

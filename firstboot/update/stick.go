@@ -112,7 +112,7 @@ func (i stickImage) open(ctx context.Context, e *machine.Env) (Source, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening the stick: %w", err)
 	}
-	s := &onStick{Device: d}
+	s := &extentReader{Device: d}
 	r, err := fat.Open(d)
 	if err == nil {
 		err = r.EachExtent(i.entry, func(x fat.Extent) (bool, error) {
@@ -133,14 +133,14 @@ func (i stickImage) open(ctx context.Context, e *machine.Env) (Source, error) {
 	return &file{s, i.name, i.entry.Size}, nil
 }
 
-// onStick reads a file from its extents on the device.
-type onStick struct {
+// extentReader reads a file from its extents on the device.
+type extentReader struct {
 	machine.Device
 	starts, offs []int64 // offsets of each extent, in the file and on the device
 	size         int64
 }
 
-func (s *onStick) ReadAt(b []byte, off int64) (n int, err error) {
+func (s *extentReader) ReadAt(b []byte, off int64) (n int, err error) {
 	for n < len(b) {
 		if off < 0 || off >= s.size {
 			return n, io.EOF
