@@ -235,6 +235,11 @@ func (r *Rollout) answers(n *updateNode, state string) bool {
 	return err == nil && n.answer.State == state && o.Golden == given.Golden && o.Again == given.Again
 }
 
+// outsideWindow reports whether the machine has not begun to restart, and waits for its window.
+func (r *Rollout) outsideWindow(n *updateNode) bool {
+	return r.answers(n, order.StateWaiting) && n.answer.Step == order.StepWindow
+}
+
 // state returns the state of a node.
 func (r *Rollout) state(n *updateNode) string {
 	m := n.mark
@@ -541,6 +546,10 @@ func (r *Rollout) continueOrders(p *rolloutPlan, nodes []*updateNode, spent, fre
 		case p.actsOn(n):
 		case state == UpdateRestarts && r.answers(n, order.StateWithdrawn): // updates were halted before it restarted
 			p.do(n, actWithdraw, "", "")
+		case state == UpdateRestarts && r.outsideWindow(n): // the window closed before it read the order: put it on hold again
+			p.do(n, actGive, "", "")
+		case state == UpdateDraining && r.outsideWindow(n):
+			p.do(n, actUndrain, "", "")
 		case spent && (state == UpdateFetching || state == UpdateHeld || state == UpdateDraining):
 			p.do(n, actWithdraw, "", "")
 		case state == UpdateDraining && !free:
@@ -583,13 +592,13 @@ func (r *Rollout) outcome(n *updateNode, state string, now time.Time) (result, r
 		return UpdateFailed, n.answer.Reason
 	case r.answers(n, order.StateDone) && n.answer.Plan != r.Info.Plan:
 		return UpdateFailed, "the machine runs another image: plan " + n.answer.Plan
-	case state == UpdateRestarts && r.answers(n, order.StateWithdrawn): // it was halted before it restarted
-		return "", ""
+	case state == UpdateRestarts && r.answers(n, order.StateWithdrawn), state != UpdateFetching && r.outsideWindow(n):
+		return "", "" // continueOrders makes it wait again
 	case state == UpdateDraining && late(n.mark.Drain, r.Drain):
 		return UpdateFailed, fmt.Sprintf("it was not drained within %s: a PodDisruptionBudget may prevent the eviction of a pod", r.Drain)
 	case state == UpdateRestarts && late(n.mark.Unheld, r.Restart):
 		return UpdateFailed, fmt.Sprintf("it does not run the new system, or is not Ready, after %s", r.Restart)
-	case late(n.mark.Given, r.Fetch) && (state == UpdateFetching && n.answer.Step != order.StepWindow || // otherwise it may have fetched everything
+	case late(n.mark.Given, r.Fetch) && (state == UpdateFetching && !r.outsideWindow(n) || // otherwise it may have fetched everything
 		state == UpdateHeld && !n.ready && late(n.since, r.Fetch)): // some machines are off at night
 		return UpdateFailed, strings.TrimSuffix(fmt.Sprintf("it was not ready to restart after %s: %s", r.Fetch, n.answer.Reason), ": ")
 	}

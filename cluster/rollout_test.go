@@ -643,19 +643,39 @@ func TestRolloutHeldAway(t *testing.T) {
 }
 
 // TestRolloutOutsideTheWindow checks that a node that waits for its turn during several days does not
-// fail while the window of its Site is closed.
+// fail while the window of its Site is closed. If the window closes before the machine restarts, the
+// node is uncordoned, and its order is on hold until it opens again.
 func TestRolloutOutsideTheWindow(t *testing.T) {
 	t.Parallel()
-	f := newStill(t)
-	f.add(fleettest.Works, nil, "a-1")
-	r := rollout(nil)
-	for step, want := range map[string]string{order.StepWindow: "", "root": "a-1 finish failed"} {
-		f.mark(r, "a-1", order.StateWaiting, rolloutMark{Given: time.Now().Add(-2 * r.Fetch)})
+	ago := time.Now().Add(-72 * time.Hour)
+	for _, c := range []struct {
+		step, want string
+		mark       rolloutMark
+	}{
+		{order.StepWindow, "", rolloutMark{Given: ago}},
+		{"root", "a-1 finish failed", rolloutMark{Given: ago}},
+		{order.StepWindow, "a-1 undrain", rolloutMark{Given: ago, Drain: ago, Cordoned: true}},
+		{order.StepWindow, "a-1 give", rolloutMark{Given: ago, Drain: ago, Unheld: ago, Cordoned: true}},
+		{"update-lease", "a-1 finish failed", rolloutMark{Given: ago, Drain: ago, Unheld: ago, Cordoned: true}},
+	} {
+		f, r := newStill(t), rollout(nil)
+		f.add(fleettest.Works, nil, "a-1")
+		f.mark(r, "a-1", order.StateWaiting, c.mark)
 		a := order.ParseAnswer(f.Annotation("a-1", order.AnnotationAnswer))
-		a.Step = step
+		a.Step = c.step
 		f.Annotate("a-1", fleettest.Object{order.AnnotationAnswer: a.String()})
-		if got := strings.Join(f.plans(r), ", "); got != want {
-			t.Errorf("step %s: %q", step, got)
+		if got := strings.Join(f.plans(r), ", "); got != c.want {
+			t.Errorf("%+v: %q", c, got)
+		}
+		all, err := f.client.updateNodes(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if acts := r.plan(all, time.Now()).acts; len(acts) > 0 {
+			f.Change("a-1", r.patchOf(acts[0], time.Now()))
+		}
+		if f.Cordoned("a-1") || c.step == order.StepWindow && !strings.HasSuffix(f.Annotation("a-1", order.AnnotationOrder), " hold") {
+			t.Errorf("%+v: cordoned %v, order %q", c, f.Cordoned("a-1"), f.Annotation("a-1", order.AnnotationOrder))
 		}
 	}
 }
