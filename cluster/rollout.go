@@ -372,12 +372,19 @@ func (r *Rollout) otherUpdates(all []*updateNode) map[string][]string {
 	return other
 }
 
+// ended reports whether the machine has answered the order of its mark with a result. A rollout that
+// was stopped does not record it.
+func (n *updateNode) ended() bool {
+	o, err := order.Parse(n.answer.Order)
+	return err == nil && o.Golden == n.mark.Golden && (n.answer.State == order.StateDone || n.answer.State == order.StateFailed || n.answer.State == order.StateWithdrawn)
+}
+
 // otherRollouts is otherUpdates without the orders that a person has written. Two rollouts that
 // begin at the same time must not take each other's nodes.
 func (r *Rollout) otherRollouts(all []*updateNode) map[string][]string {
 	other := map[string][]string{}
 	for _, n := range all {
-		if n.mark.Golden != "" && !r.ours(n) && n.mark.Result == "" && !n.mark.Given.IsZero() {
+		if n.mark.Golden != "" && !r.ours(n) && n.mark.Result == "" && !n.mark.Given.IsZero() && !n.ended() {
 			other[n.mark.Golden] = append(other[n.mark.Golden], n.name)
 		}
 	}
@@ -677,7 +684,7 @@ func (r *Rollout) patchOf(a rolloutAct, now time.Time) map[string]any {
 	switch a.what {
 	case actGive:
 		if !r.ours(n) {
-			m = rolloutMark{Golden: r.Order.Golden}
+			m = rolloutMark{Golden: r.Order.Golden, Cordoned: m.Cordoned}
 		}
 		uncordon()
 		m.Given, m.Drain, m.Unheld = now, time.Time{}, time.Time{}

@@ -564,6 +564,43 @@ func TestRolloutStopUncordons(t *testing.T) {
 	}
 }
 
+// TestRolloutAfterStop checks that after --stop another image can be rolled out once the machines that
+// were restarting have ended their updates. If one is lost, a second --stop forgets its update.
+func TestRolloutAfterStop(t *testing.T) {
+	t.Parallel()
+	for _, state := range []string{order.StateRestarting, order.StateFailed, order.StateDone} {
+		f, r, now := newStill(t), rollout(nil), time.Now()
+		f.add(fleettest.Works, nil, "a-1")
+		f.mark(r, "a-1", state, rolloutMark{Given: now, Drain: now, Unheld: now, Cordoned: true})
+		next := rollout(func(r *Rollout) { r.Order.Golden = strings.Repeat("cd", 32) })
+		check := func() error {
+			_, err := f.client.CheckRollout(t.Context(), next)
+			return err
+		}
+		for stops := range 2 {
+			if _, err := f.client.HaltUpdates(t.Context(), true); err != nil {
+				t.Fatal(err)
+			}
+			if err := check(); (err != nil) != (state == order.StateRestarting && stops == 0) {
+				t.Errorf("%s, %d times: %v", state, stops+1, err)
+			}
+		}
+	}
+	// The next rollout uncordons what a killed one had cordoned.
+	f, r := newStill(t), rollout(nil)
+	f.add(fleettest.Works, nil, "a-1")
+	f.mark(r, "a-1", order.StateFailed, rolloutMark{Given: time.Now(), Cordoned: true})
+	next := rollout(func(r *Rollout) { r.Order.Golden = strings.Repeat("cd", 32) })
+	all, err := f.client.updateNodes(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Change("a-1", next.patchOf(next.plan(all, time.Now()).acts[0], time.Now()))
+	if f.Cordoned("a-1") || !strings.Contains(f.Annotation("a-1", order.AnnotationOrder), next.Order.Golden) {
+		t.Errorf("cordoned %v, order %q", f.Cordoned("a-1"), f.Annotation("a-1", order.AnnotationOrder))
+	}
+}
+
 // TestRolloutEviction checks that an error of one pod's eviction, such as 403 in a namespace that is
 // being deleted, fails only that node, when its time is over.
 func TestRolloutEviction(t *testing.T) {

@@ -150,7 +150,7 @@ func (c *Client) HaltUpdates(ctx context.Context, stop bool) (int, error) {
 		what := ""
 		switch {
 		case !stop || n.mark.Result != "":
-		case n.mark.Unheld.IsZero() || n.answer.State == order.StateHeld:
+		case n.mark.Unheld.IsZero() || n.answer.State == order.StateHeld || n.halt == haltStopped:
 			what = actWithdraw
 		default:
 			what = actUndrain // it may be restarting, but no rollout uncordons it then
