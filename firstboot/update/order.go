@@ -276,7 +276,7 @@ func (o *orders) accept(text string) (*order.Order, error) {
 	if err != nil {
 		return nil, o.end(order.StateFailed, machine.OneLine(err))
 	}
-	if last, _, _ := keyOf(former.Order); former.State == order.StateDone && former.Plan == o.image.Plan && last.Golden == x.Golden {
+	if last, _, _ := keyOf(former.Order); former.State == order.StateDone && former.Plan == o.image.Plan && last.Golden == x.Golden && !pending(o.e) {
 		r.Plan = former.Plan
 		return nil, o.end(order.StateDone, alreadyRuns)
 	}

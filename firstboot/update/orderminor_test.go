@@ -100,6 +100,22 @@ func TestOrderStoppedInDrain(t *testing.T) {
 	}
 }
 
+// TestOrderToStay checks that an order of the image that runs cancels an earlier order whose drain
+// failed: its system would have booted at the next restart, although the answer is done.
+func TestOrderToStay(t *testing.T) {
+	b, c, e, annotate := orderedMinor(t)
+	c.Pods = append(c.Pods, pod("guarded", "StatefulSet"))
+	c.Disrupt = func(string) bool { return false }
+	if err := CarryOutOrder(t.Context(), e, func(run.Step) {}); err != nil || b.status() != "pending ROOT-B" {
+		t.Fatal(err, b.status())
+	}
+	e.Get = newLine(b, "old.raw.zst").get
+	annotate(order.AnnotationOrder, imageURL+"@sha256:"+goldenOf(t, "old.raw.zst"))
+	if err := CarryOutOrder(t.Context(), e, func(run.Step) {}); err != nil || !strings.Contains(b.get(OrderFile), `"state":"done"`) || b.status() != "interrupted ROOT-B" || b.rebooted {
+		t.Errorf("%v, %s, %s", err, b.get(OrderFile), b.status())
+	}
+}
+
 // TestOrderVersionAway checks that an order waits while no API server reports its version.
 func TestOrderVersionAway(t *testing.T) {
 	b, _, e, _ := orderedMinor(t)

@@ -133,6 +133,13 @@ func updateLocked(ctx context.Context, e *machine.Env, o Options, tell func(run.
 		take = openStick
 	}
 	u, err := take(ctx, e, sys, o, tell)
+	if errors.Is(err, run.ErrAlready) && pending(e) {
+		// The machine keeps the running system only if no other one boots next.
+		if err := retire(e, sys.target.Label, sys.image.Plan); err != nil {
+			return err
+		}
+		err = fmt.Errorf("%w; the update that waited for a restart is cancelled", err)
+	}
 	if err != nil {
 		return err
 	}

@@ -808,6 +808,28 @@ func TestRejected(t *testing.T) {
 	}
 }
 
+// TestCancel checks that an update to the image that runs cancels one that waits for a restart: the
+// machine keeps the running system, as it says.
+func TestCancel(t *testing.T) {
+	b := newBox(t)
+	if err := b.order(Options{Image: b.inside("new.raw.zst"), NoReboot: true}); err != nil {
+		t.Fatal(err)
+	}
+	b.updated()
+	err := b.order(Options{Image: b.inside("old.raw.zst")})
+	if !errors.Is(err, run.ErrAlready) || !strings.Contains(err.Error(), "the update that waited for a restart is cancelled") {
+		t.Error(err)
+	}
+	if _, err := os.Stat(filepath.Join(b.root, entryB)); err == nil || b.rebooted || b.status() != "interrupted ROOT-B" {
+		t.Errorf("the new system has a boot entry, or the machine was restarted; %s", b.status())
+	}
+	b.bootable()
+	if err := b.order(Options{Image: b.inside("new.raw.zst")}); err != nil {
+		t.Fatal(err)
+	}
+	b.updated()
+}
+
 // TestESPInUse checks that a program that reads the EFI system partition for a moment, such as firstboot status,
 // does not make an update fail.
 func TestESPInUse(t *testing.T) {
