@@ -304,6 +304,28 @@ func TestControlPlaneGoesBack(t *testing.T) {
 	}
 }
 
+// TestLeaseWithoutESP checks that the machine keeps the Lease if the EFI system partition cannot be
+// read after the boot entry was written: it may restart into the new system at any time.
+func TestLeaseWithoutESP(t *testing.T) {
+	m := newControlPlaneBox(t)
+	esp := filepath.Join(m.root, "efi")
+	m.unit = func(_, unit string) error {
+		if unit == espUnit && m.has(entryB) {
+			return os.Rename(esp, esp+".damaged")
+		}
+		return nil
+	}
+	if err := m.update(); err == nil || m.holder() != "m1" {
+		t.Errorf("%v; the Lease is held by %q", err, m.holder())
+	}
+	if err := os.Rename(esp+".damaged", esp); err != nil {
+		t.Fatal(err)
+	}
+	if s := m.status(); s != "pending ROOT-B" {
+		t.Error(s)
+	}
+}
+
 // TestControlPlaneWaits checks that some reasons delay an update before any change, others before
 // the boot entry is written. The node then holds no Lease, and the same command continues.
 func TestControlPlaneWaits(t *testing.T) {
