@@ -272,7 +272,7 @@ func partitions(img *configs.Image) ([]plan.Partition, error) {
 		return nil, fieldError("disk.root", fmt.Errorf("%s is too small, since %s must stay free: increase it, or remove it to have it computed", img.Disk.Root, bytesize.MiB(minRootHead)))
 	}
 	// Both roots have the same size, since updates alternate between them. A size in the Image is
-	// used unchanged.
+	// not enlarged for updates.
 	grow := &plan.Grow{Percent: 50, AtLeast: 256 << 20}
 	if root != 0 || img.Disk.Reserve == "none" {
 		grow = nil
@@ -294,7 +294,8 @@ func partitions(img *configs.Image) ([]plan.Partition, error) {
 	return p, nil
 }
 
-// diskSize parses a size, which must be in whole MiB. An empty size gives 0: the build computes it.
+// diskSize parses a size, and rounds it up to whole MiB. An empty size gives 0: the build computes
+// it.
 func diskSize(field, s string) (int64, error) {
 	if s == "" {
 		return 0, nil

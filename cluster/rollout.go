@@ -190,8 +190,9 @@ type Rollout struct {
 	// Rings select the nodes; empty: all workers. Control-plane nodes that a ring selects are
 	// updated last, one at a time, and only until one fails.
 	Rings []Ring
-	// Parallel limits the number of nodes that fetch or restart at the same time, Budget the number
-	// of nodes that are restarting or have failed.
+	// Parallel limits the number of nodes that fetch or restart at the same time. The rollout stops
+	// when Budget nodes have failed. Budget also limits the number of nodes at risk: drained,
+	// restarting, or failed after their order was no longer on hold.
 	Parallel, Budget Share
 	// Soak is the time that a ring's nodes must stay Ready before the next ring begins.
 	Soak time.Duration
@@ -512,7 +513,7 @@ func (r *Rollout) plan(all []*updateNode, now time.Time) rolloutPlan {
 // rolloutCount counts nodes.
 type rolloutCount struct {
 	flying int // have an order that has not ended
-	atRisk int // restart now, or failed after a restart
+	atRisk int // drained or restarting, or failed after the order was no longer on hold
 	failed int
 	// controlPlaneFailed is set if a control-plane node has failed. Then no other control-plane
 	// node is updated, whatever the budget.

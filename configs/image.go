@@ -366,8 +366,8 @@ type Kernel struct {
 	Sysctl map[string]string `yaml:"sysctl,omitempty" json:"sysctl,omitempty"`
 }
 
-// Disk sets the partitions of the disk image. Sizes are whole numbers with Mi,
-// Gi or Ti, as in 512Mi.
+// Disk sets the partitions of the disk image. Sizes are whole numbers with Mi, Gi or Ti (or k, M, G
+// or T), as in 512Mi, and are rounded up to whole MiB.
 type Disk struct {
 	// Root is the size of the root file system. Every later update must fit into it. Default: the
 	// size of the contents, some free space, and half the size of the contents (at least 256Mi)

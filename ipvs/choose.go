@@ -69,8 +69,9 @@ func byState(masters []candidate, last []kernel.Dest) []kernel.Dest {
 }
 
 // lastResort returns the real servers while no API server is up or draining: the slow and kept
-// ones, and those in last that are not known to be down. If no API server is slow, all of last
-// stay. With guarded, lost API servers get weight 0.
+// ones, and those in last that are not known to be down. If no API server is slow, those that are
+// down stay too. Aliens, and draining API servers that have finished, do not stay. With guarded, API
+// servers that are lost, not listed, or without a verdict get weight 0.
 func lastResort(masters []candidate, last []kernel.Dest, guarded bool) []kernel.Dest {
 	listed := make(map[netip.AddrPort]candidate, len(masters))
 	var dests []kernel.Dest

@@ -159,7 +159,8 @@ func (g *Grow) Of(content int64) int64 {
 var ErrUnpinned = errors.New("the plan has inputs without digest")
 
 // ID returns the SHA-256, in hex, of the plan's canonical JSON. The ID depends on the digests of
-// the inputs, but neither on their sources nor on the edgebake that made the plan.
+// the inputs, but not on their sources. It depends on edgebake only by the files that edgebake renders
+// (Rendered).
 func (p *Plan) ID() (string, error) {
 	c := *p
 	c.Builder, c.Images, c.Registries, c.Keyrings = "", nil, nil, nil

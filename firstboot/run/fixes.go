@@ -18,7 +18,7 @@ func (p *needsPerson) Error() string { return p.err.Error() }
 func (p *needsPerson) Unwrap() error { return p.err }
 
 // NeedsPerson marks err as an error that only a person can fix, and adds the fix. The phase is
-// retried every ten minutes, because the fix may be in the cluster.
+// retried after ten to twelve and a half minutes, because the fix may be in the cluster.
 func NeedsPerson(err error, fix string) error { return &needsPerson{err, fix} }
 
 // Fix returns the fix of an error marked by NeedsPerson. It returns false for other errors.

@@ -100,17 +100,24 @@ func Finish(ctx context.Context, e *machine.Env) error {
 	}
 	defer unlock()
 	image, err := site.ImageInfo(e)
-	how := restarting // also if the state cannot be read
-	switch s := settled(e); {
-	case err != nil:
-	case plan == image.Plan:
+	how := endingOf(e)
+	if err == nil && plan == image.Plan {
 		how = kept
-	case s != nil && s.Status == ondisk.UpdateInterrupted:
-		how = interrupted
-	case s != nil && s.Status == ondisk.UpdateFailed:
-		how = fellBack
 	}
 	return errors.Join(endUpdate(ctx, e, how), err)
+}
+
+// endingOf returns how an update that is not kept has ended. If the boot entries cannot be read,
+// the new system may boot next.
+func endingOf(e *machine.Env) ending {
+	s := settled(e)
+	switch {
+	case s != nil && s.Status == ondisk.UpdateInterrupted:
+		return interrupted
+	case s != nil && s.Status == ondisk.UpdateFailed:
+		return fellBack
+	}
+	return restarting
 }
 
 // describe replaces image.json on the EFI system partition with that of the running system, but

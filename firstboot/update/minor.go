@@ -210,7 +210,7 @@ func uncordonAfterKill(ctx context.Context, e *machine.Env) error {
 		return nil // the update still runs, or Finish does this once the new system is kept
 	}
 	defer unlock()
-	return endUpdate(ctx, e, restarting)
+	return uncordon(ctx, e)
 }
 
 // evictAll requests the eviction of the Node's pods. It returns the pods that are left, with the

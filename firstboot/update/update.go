@@ -95,11 +95,7 @@ func Update(ctx context.Context, e *machine.Env, o Options, tell func(run.Step))
 	err = updateLocked(ctx, e, o, tell)
 	var unfinished error
 	if err != nil {
-		how := restarting // also if the state cannot be read: the boot entry may exist
-		if s := settled(e); s != nil && s.Status != ondisk.UpdatePending {
-			how = interrupted
-		}
-		unfinished = endUpdate(context.WithoutCancel(ctx), e, how)
+		unfinished = endUpdate(context.WithoutCancel(ctx), e, endingOf(e))
 	}
 	unlock()
 	if unfinished != nil {

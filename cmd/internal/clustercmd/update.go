@@ -45,8 +45,9 @@ with a key that is in the image of the machines (updates.keys).
 
 Each node fetches first, then is cordoned and drained, then restarts. If the new system
 does not work, the machine returns to the previous system automatically. The rollout stops
-once --budget nodes have failed. The failed nodes and those that restart at the moment are
-together never more than the budget.
+once --budget nodes have failed. Nodes that are drained or restart, and nodes that failed
+after that, are together never more than the budget. A node that fails earlier, for example
+because it cannot fetch the image, keeps running, and so is not counted here.
 
 Control-plane nodes are left out unless a selector matches them. They come last, one at a
 time, and the rollout stops if one of them fails.
