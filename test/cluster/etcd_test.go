@@ -111,6 +111,17 @@ func (e *etcds) stop(i int) {
 	}
 }
 
+// end lets the i-th member shut down. Its database then has all writes: those of the last 100 ms are
+// only in the log while etcd runs.
+func (e *etcds) end(i int) {
+	e.t.Helper()
+	if err := e.running[i].Process.Signal(syscall.SIGTERM); err != nil {
+		e.t.Fatal(err)
+	}
+	_ = e.running[i].Wait() // etcd ends itself with the signal
+	e.running[i] = nil
+}
+
 func (e *etcds) wipe(i int) {
 	e.t.Helper()
 	e.stop(i)

@@ -27,7 +27,7 @@ func TestBootstrapOverALoglessDatabase(t *testing.T) {
 	for range 200 {
 		e.put(0, "k", "old")
 	}
-	e.stop(0)
+	e.end(0)
 	member := filepath.Join(e.disk(0), "member")
 	if err := os.RemoveAll(filepath.Join(member, "wal")); err != nil {
 		t.Fatal(err)
