@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -39,15 +40,26 @@ type orderRecord struct {
 	Plan   string `json:"plan,omitempty"`
 	State  string `json:"state"`
 	Reason string `json:"reason,omitempty"`
-	// Tries counts the attempts since the last complete download. Fetched is the number of bytes
-	// downloaded, or slightly more, if the order limits that number.
+	// Tries counts the attempts since the last complete download that were cut off, for example by a
+	// power cut. Fetched is the number of bytes downloaded, or slightly more, if the order limits
+	// that number.
 	Tries   int   `json:"tries,omitempty"`
 	Fetched int64 `json:"fetched,omitempty"`
+	// Failures counts the consecutive attempts that failed because of the connection or the server.
+	// After one, the next attempt begins at Next.
+	Failures int       `json:"failures,omitempty"`
+	Next     time.Time `json:"next,omitzero"`
 }
 
-// maxTries is the maximum number of attempts at an order that fails because of the connection or a
-// power cut.
+// maxTries is the maximum number of attempts that are cut off.
 const maxTries = 5
+
+// The pause after an attempt that failed because of the connection or the server. It doubles with
+// each failure in a row.
+const (
+	firstOrderPause = 10 * time.Minute
+	maxOrderPause   = time.Hour
+)
 
 // askMetered is the interval at which the Node is read over a metered link if there is nothing to
 // report.
@@ -131,11 +143,14 @@ func (o *orders) load() error {
 		}
 		return o.end(order.StateDone, "")
 	}
+	another := o.e.Text(planFile) != o.record.Plan // another update has begun since
 	switch s := settled(o.e); {
-	case s != nil && s.Status == ondisk.UpdateFailed:
+	case s != nil && s.Status == ondisk.UpdateFailed, another && slices.Contains(failedPlans(o.e), o.record.Plan):
 		return o.end(order.StateFailed, "the new system failed to start, and the machine runs the previous one; journalctl --list-boots on the machine lists the boots")
 	case s != nil && s.Status == ondisk.UpdatePending && !o.e.Exists(committedFile):
 		return nil
+	case s == nil && !another:
+		return nil // the boot entries cannot be read now, so the result is unknown
 	}
 	return o.end(order.StateWorking, "") // it was interrupted before there was a boot entry, or before the restart
 }
@@ -283,6 +298,9 @@ func (o *orders) accept(text string) (*order.Order, error) {
 	if why := o.rejection(x); why != "" {
 		return nil, o.end(order.StateFailed, why)
 	}
+	if pause := r.Next.Sub(o.e.Now()); pause > 0 && pause <= maxOrderPause { // longer: the clock has been set
+		return nil, nil
+	}
 	if err := o.closed(); err != nil {
 		return nil, o.end(order.StateWaiting, err.Error())
 	}
@@ -380,7 +398,12 @@ func (o *orders) conclude(err error) error {
 	case errors.As(err, new(*busy)), errors.Is(err, errClosed):
 		r.Tries = max(0, r.Tries-1)
 		err = o.end(order.StateWaiting, reason)
-	case (errors.As(err, new(*temporaryError)) || r.State != order.StateRestarting && errors.Is(err, context.DeadlineExceeded)) && r.Tries < maxTries:
+	case errors.As(err, new(*temporaryError)):
+		r.Tries = max(0, r.Tries-1)
+		r.Next = o.e.Now().UTC().Add(min(firstOrderPause<<min(r.Failures, 10), maxOrderPause))
+		r.Failures++
+		err = o.end(order.StateWaiting, fmt.Sprintf("%s; next attempt after %s", printable.Short(reason, 350), r.Next.Format("15:04 MST")))
+	case r.State != order.StateRestarting && errors.Is(err, context.DeadlineExceeded) && r.Tries < maxTries:
 		err = o.end(order.StateWaiting, reason)
 	default:
 		err = o.end(order.StateFailed, reason)
@@ -419,7 +442,7 @@ var errHeld = errors.New("the order is on hold")
 func (o *orders) commit(ctx context.Context, plan string, say func(format string, args ...any)) error {
 	if o.record.Tries > 0 {
 		// The download is complete, so later failures must not count as failed downloads.
-		o.record.Tries = 0
+		o.record.Tries, o.record.Failures = 0, 0
 		if err := o.end(o.record.State, ""); err != nil {
 			return err
 		}

@@ -268,6 +268,48 @@ func TestOrderOfABadSystem(t *testing.T) {
 	b.updated()
 }
 
+// TestOrderOfABadSystemAgain checks that the order of a system that has failed is not carried out
+// once more if the machine cannot tell at first, or another update has begun since.
+func TestOrderOfABadSystemAgain(t *testing.T) {
+	for _, name := range []string{"unreadable entries", "another update"} {
+		b := newOrdered(t)
+		b.give()
+		b.must()
+		failed := filepath.Join(b.root, "efi/loader/entries/edgebake-b+0-3.conf")
+		if err := os.Rename(filepath.Join(b.root, entryB), failed); err != nil {
+			t.Fatal(err)
+		}
+		os.RemoveAll(filepath.Join(b.root, "run"))
+		b.put("run/x", "")
+		b.rebooted = false
+		entries, away := filepath.Join(b.root, "efi/loader/entries"), filepath.Join(b.root, "away")
+		if name == "another update" {
+			if err := noteFailed(b.env()); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Remove(failed); err != nil {
+				t.Fatal(err)
+			}
+			b.put(planFile, "ffffffffffffffffffffffffffffffff\n")
+		} else if err := os.Rename(entries, away); err != nil {
+			t.Fatal(err)
+		}
+		asked := b.images.requests
+		b.must()
+		if name == "unreadable entries" {
+			b.says(order.StateRestarting, "")
+			if err := os.Rename(away, entries); err != nil {
+				t.Fatal(err)
+			}
+			b.must()
+		}
+		b.says(order.StateFailed, "the new system failed to start")
+		if b.rebooted || b.images.requests > asked {
+			t.Errorf("%s: the order was carried out again", name)
+		}
+	}
+}
+
 // TestOrderHeld checks that with hold, the machine downloads everything and waits. It restarts once
 // hold is removed from the order.
 func TestOrderHeld(t *testing.T) {
@@ -412,28 +454,54 @@ func TestOrderRejected(t *testing.T) {
 	}
 }
 
-// TestOrderRetries checks that if the connection stays down, the number of attempts is limited. A
-// new order starts counting again.
+// TestOrderRetries checks that a server that is down for a day uses up no attempts. The pauses
+// between attempts grow to an hour, and the answer has the time of the next one. A new order is
+// tried at once.
 func TestOrderRetries(t *testing.T) {
-	b := newOrdered(t)
-	b.give()
-	b.images.status = http.StatusServiceUnavailable
-	for n := range maxTries {
-		b.must()
-		if n < maxTries-1 {
-			b.says(order.StateWaiting, "503")
-		}
+	for name, down := range map[string]func(*slowLine, bool){
+		"unreachable": func(l *slowLine, is bool) {
+			if l.err = nil; is {
+				l.err = errors.New("connection refused")
+			}
+		},
+		"503": func(l *slowLine, is bool) {
+			if l.status = 0; is {
+				l.status = http.StatusServiceUnavailable
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newOrdered(t)
+			b.give()
+			down(b.images, true)
+			var pauses []time.Duration // between attempts
+			last, asked := b.now, 0
+			for began := b.now; b.now.Sub(began) < 24*time.Hour; b.now = b.now.Add(10 * time.Minute) { // the timer runs
+				at := b.now
+				b.must()
+				if b.says(order.StateWaiting, "; next attempt after "); t.Failed() {
+					return
+				}
+				if b.images.requests > asked {
+					asked = b.images.requests
+					pauses, last = append(pauses, at.Sub(last).Round(10*time.Minute)), at
+				}
+			}
+			if want := []time.Duration{0, 10 * time.Minute, 20 * time.Minute, 40 * time.Minute, time.Hour, time.Hour}; len(pauses) < 20 || len(pauses) > 30 || !slices.Equal(pauses[:len(want)], want) {
+				t.Errorf("the pauses are %s", pauses)
+			}
+			b.says(order.StateWaiting, map[string]string{"503": "503", "unreachable": "refused"}[name])
+			b.give("again=2")
+			b.must()
+			if b.images.requests == asked {
+				t.Error("the new order was not tried at once")
+			}
+			down(b.images, false)
+			b.now = b.now.Add(10 * time.Minute)
+			b.must()
+			b.updated()
+		})
 	}
-	b.says(order.StateFailed, "503")
-	asked := b.images.requests
-	b.must()
-	if b.images.requests != asked {
-		t.Error("the order was tried again")
-	}
-	b.images.status = 0
-	b.give("again=2")
-	b.must()
-	b.updated()
 }
 
 // TestOrderCutOff checks that an order whose every try is cut off fails, and its reason says so.

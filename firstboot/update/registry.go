@@ -197,6 +197,9 @@ func newLogin(e *machine.Env, ref imageref.Ref, base string) (*login, error) {
 		switch a, ok := conf.Auths[k]; {
 		case !ok:
 		case a.Auth != "":
+			if !isToken(a.Auth) {
+				return nil, fmt.Errorf("%s: the auth of %s has a character that base64 does not have, such as a line break: write it on one line", LoginsFile, k)
+			}
 			l.basic = "Basic " + a.Auth
 			return l, nil
 		case a.Username != "":
@@ -260,6 +263,15 @@ func (l *login) token(ctx context.Context, send *requester, params map[string]st
 	if json.Unmarshal(b, &t) != nil || t.Token == "" && t.AccessToken == "" {
 		return errors.New("the registry's login server sends no token")
 	}
-	l.header = "Bearer " + cmp.Or(t.Token, t.AccessToken)
+	token := cmp.Or(t.Token, t.AccessToken)
+	if !isToken(token) {
+		return errors.New("the registry's login server sends a token that has a blank, a line break or another character that no HTTP header may have")
+	}
+	l.header = "Bearer " + token
 	return nil
+}
+
+// isToken reports whether text may be sent in the header Authorization.
+func isToken(text string) bool {
+	return !strings.ContainsFunc(text, func(r rune) bool { return r <= ' ' || r > '~' })
 }

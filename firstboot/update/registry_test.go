@@ -210,6 +210,10 @@ func TestRegistryLogin(t *testing.T) {
 		if scheme == "bearer" && *tokens < 2 {
 			t.Errorf("%d tokens: none was renewed", *tokens)
 		}
+		b.put(LoginsFile, `{"auths":{"`+s.host()+`":{"auth":"cm9ib3Q6\naHVudGVyMg=="}}}`)
+		if err := b.from(s.image(), Options{}); err == nil || !strings.Contains(err.Error(), "on one line") || strings.Contains(err.Error(), "cm9ib3Q6") {
+			t.Errorf("%s, a login on two lines: %v", scheme, err)
+		}
 		b.put(LoginsFile, `{"auths":{hunter2`)
 		if err := b.from(s.image(), Options{}); err == nil || strings.Contains(err.Error(), "hunter2") || !strings.Contains(err.Error(), LoginsFile) {
 			t.Errorf("%s, a damaged file: %v", scheme, err)
@@ -248,6 +252,14 @@ func TestRegistryRejected(t *testing.T) {
 		"a login server without a token": {want: "sends no token", front: func(w http.ResponseWriter, r *http.Request, _ http.Handler) {
 			if r.URL.Path == "/token" {
 				io.WriteString(w, "{}")
+				return
+			}
+			w.Header().Set("WWW-Authenticate", `Bearer realm="http://`+r.Host+`/token"`)
+			w.WriteHeader(http.StatusUnauthorized)
+		}},
+		"a token with a line break": {want: "a token that has a blank, a line break", front: func(w http.ResponseWriter, r *http.Request, _ http.Handler) {
+			if r.URL.Path == "/token" {
+				io.WriteString(w, `{"token":"a\nb"}`)
 				return
 			}
 			w.Header().Set("WWW-Authenticate", `Bearer realm="http://`+r.Host+`/token"`)
