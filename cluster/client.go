@@ -201,6 +201,8 @@ func (c *Client) explain(doing string, err error) error {
 		return err
 	case apierrors.IsUnauthorized(err):
 		return &rewordedError{fmt.Sprintf("%s: %s does not accept the kubeconfig's credentials: they have expired, or belong to another cluster", doing, c.Server()), err}
+	case apierrors.IsForbidden(err) && strings.Contains(err.Error(), "denied"): // by an admission webhook or policy
+		return fmt.Errorf("%s: the API server rejects it: %w", doing, err)
 	case apierrors.IsForbidden(err):
 		return fmt.Errorf("%s: the kubeconfig's user has no permission: %w", doing, err)
 	case errors.As(err, &unknown), errors.As(err, &host), errors.As(err, &invalid):

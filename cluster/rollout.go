@@ -92,6 +92,9 @@ type updateNode struct {
 	answer                 order.Answer
 	mark                   rolloutMark
 	controlPlane, answered bool
+	// rejected is the error of a change that the API server rejected in this run; "" for none. The
+	// update of the node has failed then, which its mark cannot say.
+	rejected string
 }
 
 func updateNodeOf(u *unstructured.Unstructured) *updateNode {
@@ -245,6 +248,8 @@ func (r *Rollout) outsideWindow(n *updateNode) bool {
 func (r *Rollout) state(n *updateNode) string {
 	m := n.mark
 	switch {
+	case n.rejected != "":
+		return UpdateFailed
 	case r.ours(n) && m.Result == "" && m.Given.IsZero(): // the order was withdrawn
 	case r.ours(n) && m.Result == "" && !m.Unheld.IsZero():
 		return UpdateRestarts
@@ -435,6 +440,8 @@ type rolloutPlan struct {
 	// waits is the event that the rollout waits for, unless it waits only for machines.
 	waits  string
 	states map[string][]string
+	// rejected has the errors of changes that the API server rejected.
+	rejected []string
 	// halted is the value of order.AnnotationHalt if any node has one.
 	halted string
 	budget int
@@ -529,6 +536,9 @@ func (r *Rollout) count(p *rolloutPlan, nodes []*updateNode, now time.Time) (c r
 			state = done
 		}
 		p.states[state] = append(p.states[state], n.name)
+		if n.rejected != "" {
+			p.rejected = append(p.rejected, n.rejected)
+		}
 		switch state {
 		case UpdateFailed:
 			c.failed++
@@ -585,7 +595,7 @@ func (r *Rollout) outcome(n *updateNode, state string, now time.Time) (result, r
 	late := func(since time.Time, most time.Duration) bool { return n.halt == "" && now.Sub(since) > most } // a halted machine does nothing
 	switch state {
 	case UpdateFailed:
-		if r.runs(n) {
+		if r.runs(n) && n.rejected == "" {
 			return UpdateDone, "" // it finished after the time limit, or a person repaired it
 		}
 		return "", ""

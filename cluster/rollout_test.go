@@ -292,6 +292,46 @@ func TestRolloutBudget(t *testing.T) {
 	}
 }
 
+// TestRolloutRejected checks that if the API server rejects the changes of a Node, for example
+// because of an admission webhook, that node has failed, and the others are updated. A Node that is
+// deleted meanwhile has not failed.
+func TestRolloutRejected(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		budget  string
+		reject  func(answer order.Answer) bool
+		updated int
+		want    string
+	}{
+		{"2", func(order.Answer) bool { return true }, 3, "updating nodes: 1 failed: shop-2"},
+		{"2", func(a order.Answer) bool { return a.State == order.StateHeld }, 3, "updating nodes: 1 failed: shop-2"},
+		{"2", func(a order.Answer) bool { return a.Plan == newPlan }, 4, "updating nodes: 1 failed: shop-2"},
+		{"1", func(order.Answer) bool { return true }, 1, "the budget (1) is used up"},
+	} {
+		f := newFleet(t)
+		f.add(fleettest.Works, nil, "shop-1", "shop-2", "shop-3", "shop-4", "shop-5")
+		f.Before = func(r *http.Request) int {
+			if r.Method != http.MethodPatch {
+				return 0
+			}
+			if strings.HasSuffix(r.URL.Path, "/shop-3") {
+				f.Delete("shop-3")
+			}
+			if strings.HasSuffix(r.URL.Path, "/shop-2") && c.reject(order.ParseAnswer(f.Annotation("shop-2", order.AnnotationAnswer))) {
+				return http.StatusForbidden
+			}
+			return 0
+		}
+		err := f.update(t.Context(), rollout(func(r *Rollout) { r.Budget = share(c.budget) }))
+		if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "changing node shop-2: ") {
+			t.Errorf("%+v: %v", c, err)
+		}
+		if got := f.updated(); len(got) != c.updated || !slices.Contains(f.told, "shop-2 "+UpdateFailed) {
+			t.Errorf("%+v: %q were updated; reported %q", c, got, f.told)
+		}
+	}
+}
+
 // TestRolloutKilled checks that a rollout that is killed at any point and run again has the same
 // result, and that no machine restarts twice.
 func TestRolloutKilled(t *testing.T) {

@@ -47,7 +47,7 @@ func (r *Rollout) row(n *updateNode, ring string) UpdateRow {
 	row.Since = cmp.Or(m.Ended, m.Unheld, m.Drain, m.Given)
 	switch {
 	case row.State == UpdateFailed:
-		row.Detail = m.Reason
+		row.Detail = cmp.Or(n.rejected, m.Reason)
 	case row.State == UpdateFetching && n.answer.Total > 0:
 		row.Detail = n.answer.Step + ": " + bytesize.MBOf(n.answer.Fetched, n.answer.Total)
 	case row.State == UpdateFetching && n.answer.State != "":
@@ -232,6 +232,8 @@ type nodeView struct {
 	mu      sync.Mutex
 	nodes   map[string]*updateNode
 	changed chan struct{}
+	// rejected has the errors of changes that the API server rejected, by Node.
+	rejected map[string]error
 }
 
 func (v *nodeView) all() []*updateNode {
@@ -239,6 +241,9 @@ func (v *nodeView) all() []*updateNode {
 	defer v.mu.Unlock()
 	out := make([]*updateNode, 0, len(v.nodes))
 	for _, n := range v.nodes {
+		if err := v.rejected[n.name]; err != nil {
+			n.rejected = err.Error()
+		}
 		out = append(out, n)
 	}
 	sortNodes(out)
@@ -260,6 +265,16 @@ func (v *nodeView) put(n *updateNode) {
 	}
 	v.mu.Unlock()
 	v.ring()
+}
+
+// reject records that the API server rejected a change of a Node.
+func (v *nodeView) reject(name string, err error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.rejected == nil {
+		v.rejected = map[string]error{}
+	}
+	v.rejected[name] = err
 }
 
 func (v *nodeView) ring() {
@@ -351,6 +366,13 @@ func transient(err error) bool {
 		apierrors.IsServiceUnavailable(err) || apierrors.IsInternalError(err) || errors.As(err, &network) || errors.Is(err, context.DeadlineExceeded)
 }
 
+// rejects reports whether the API server rejected the change of one object, for example because of
+// an admission webhook. Changes of other objects may succeed.
+func rejects(err error) bool {
+	var status apierrors.APIStatus
+	return errors.As(err, &status) && !transient(err) && !apierrors.IsUnauthorized(err)
+}
+
 // ErrHalted means that the updates of the cluster were stopped.
 var ErrHalted = errors.New("the updates of this cluster are stopped: edgebake cluster update --resume allows them again")
 
@@ -425,6 +447,10 @@ func (c *Client) begin(ctx context.Context, r *Rollout, v *nodeView) error {
 	for _, n := range r.withEarlier(all, slices.Concat(r.selectNodes(all)...)) {
 		for what := r.atBegin(n, time.Now()); what != ""; what = r.atBegin(n, time.Now()) {
 			err := c.act(ctx, r, v, rolloutAct{node: n, what: what})
+			if err != nil && rejects(err) {
+				v.reject(n.name, err)
+				break
+			}
 			if err != nil && !apierrors.IsConflict(err) {
 				return err
 			}
@@ -438,7 +464,7 @@ func (c *Client) begin(ctx context.Context, r *Rollout, v *nodeView) error {
 
 // actAll carries out the actions of a plan. It stops at a transient error, because the remaining
 // actions may be outdated. An error of a drain concerns only that node, whose drain has a time
-// limit. acted reports whether there were actions and all were carried out; otherwise problem has
+// limit. If the API server rejects a change, the update of that node has failed. acted reports whether there were actions and all were carried out; otherwise problem has
 // the reason.
 func (c *Client) actAll(ctx context.Context, r *Rollout, v *nodeView, acts []rolloutAct) (acted bool, problem string, err error) {
 	var drains []error
@@ -454,6 +480,8 @@ func (c *Client) actAll(ctx context.Context, r *Rollout, v *nodeView, acts []rol
 			drains = append(drains, err)
 		case transient(err):
 			return false, err.Error(), nil
+		case rejects(err):
+			v.reject(a.node.name, err)
 		default:
 			return false, "", err
 		}
@@ -487,6 +515,9 @@ func (p *rolloutPlan) result(r *Rollout) error {
 			what += fmt.Sprintf("; the budget (%s) is used up, so no other node was started", &r.Budget)
 		}
 		errs = append(errs, errors.New(what+": see edgebake cluster update --status; --retry sends the order again"))
+	}
+	for _, why := range p.rejected {
+		errs = append(errs, fmt.Errorf("%s: once that is repaired, run the same command again", why))
 	}
 	if l := p.states[UpdateNotReady]; len(l) > 0 {
 		errs = append(errs, fmt.Errorf("%s skipped, since not Ready: %s: run the same command again later", configs.Count(len(l), "node"), firstNames(l)))
