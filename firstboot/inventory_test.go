@@ -127,7 +127,7 @@ func TestNoSiteForThisMachine(t *testing.T) {
 	if err := w.Boot(); err == nil {
 		t.Fatal("first boot succeeded, want an error")
 	}
-	if !w.ConsoleHas("waiting for a Site: stamp one onto this disk, or plug in a stick named EDGEBAKE that holds site.yaml or inventory.yaml. This machine: MAC 52:54:00:12:34:56, serial SN0042, UUID 4c4c4544-0042-3510-8052-c7c04f4e4232, asset tag AT-7") {
+	if !w.ConsoleHas("waiting for a Site; there is no Site in the slot (" + worldtest.SlotDevice + ": the inventory has no Site for this machine): stamp one onto this disk, or plug in a stick named EDGEBAKE that holds site.yaml or inventory.yaml. This machine: MAC 52:54:00:12:34:56, serial SN0042, UUID 4c4c4544-0042-3510-8052-c7c04f4e4232, asset tag AT-7") {
 		t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
 	w.BeforeEffect = func(effect string) {

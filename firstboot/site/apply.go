@@ -85,10 +85,11 @@ func checkSite(ctx context.Context, e *machine.Env, reader *Reader, left bool) (
 // waitForSite waits until a Site is stamped or brought on a stick. none is the error of the slot,
 // which has no Site.
 func waitForSite(ctx context.Context, e *machine.Env, reader *Reader, none error) (*Active, error) {
+	why := ""
 	if isOthers(none) {
-		e.Waiting("a Site; %s. This machine: %s", machine.OneLine(none), e.Facts())
+		why = "; " + machine.OneLine(none)
 	}
-	e.Waiting("a Site: stamp one onto this disk, or plug in a stick named EDGEBAKE that holds site.yaml or inventory.yaml. This machine: %s", e.Facts())
+	e.Waiting("a Site%s: stamp one onto this disk, or plug in a stick named EDGEBAKE that holds site.yaml or inventory.yaml. This machine: %s", why, e.Facts())
 	var found *Active
 	var siteErr error
 	err := e.Poll(ctx, run.Standstill, func() (bool, error) {
@@ -106,7 +107,9 @@ func waitForSite(ctx context.Context, e *machine.Env, reader *Reader, none error
 		return !errors.Is(siteErr, ErrNoSite), nil
 	})
 	if errors.Is(err, context.DeadlineExceeded) {
-		err = ErrNoSite
+		if err = ErrNoSite; isOthers(siteErr) {
+			err = siteErr
+		}
 	}
 	if err != nil {
 		return nil, run.Advise(err, "stamp a Site: edgebake stamp IMAGE SITE; or plug in a stick named EDGEBAKE that holds site.yaml or inventory.yaml")

@@ -76,14 +76,22 @@ func endUpdate(ctx context.Context, e *machine.Env, how ending) error {
 		// Keep planFile: Status needs it to report the result.
 		return errors.Join(err, noteFailed(e), sweep(e, ""), e.Remove(spoolFile), e.Remove(offlineFile))
 	}
-	if described := describe(ctx, e, image); described != nil {
-		err = errors.Join(err, fmt.Errorf("writing the new system's description to the EFI system partition: %w", described))
-	}
-	if err != nil {
+	undescribed := e.Retry(ctx, machine.Wait{Every: 15 * time.Second, For: describePatience}, func() error { return describe(ctx, e, image) })
+	switch {
+	case ctx.Err() != nil:
+		return errors.Join(err, ctx.Err())
+	case undescribed != nil:
+		e.Console("the update is complete, but the system's description on the EFI system partition cannot be replaced, so edgebake stamp and inspect do not see the new system: " + machine.OneLine(undescribed) + "; the next boot tries again. If the EFI system partition is damaged, flash the disk again")
+		return errors.Join(err, sweep(e, ""), e.Remove(spoolFile), e.Remove(offlineFile)) // keep planFile, so that Finish runs
+	case err != nil:
 		return err
 	}
 	return e.RemoveAll(Dir)
 }
+
+// describePatience is how long Finish tries to replace the description on the EFI system partition.
+// The machine does not need it.
+const describePatience = time.Minute
 
 // Finish ends an update once the machine keeps a system, new or old. It uncordons the Node,
 // releases the Lease, unpins unlisted container images, updates image.json on the EFI system
@@ -130,7 +138,7 @@ func describe(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) error
 		err = json.Unmarshal(b, &flashed)
 	}
 	if err != nil {
-		return err
+		return fmt.Errorf("reading %s: %w", name, err)
 	}
 	image.Partitions = flashed.Partitions
 	if b, err = json.MarshalIndent(image, "", "  "); err != nil {

@@ -112,6 +112,37 @@ func TestRelease(t *testing.T) {
 	}
 }
 
+// TestReleaseWithoutDescription checks that a description on the EFI system partition that is damaged
+// does not keep Finish from ending the update. The console shows it at each boot.
+func TestReleaseWithoutDescription(t *testing.T) {
+	b := newBox(t)
+	if err := b.order(Options{Image: b.inside("new.raw.zst")}); err != nil {
+		t.Fatal(err)
+	}
+	const entry = "edgebake-b+2-1.conf"
+	b.bootsB(entry)
+	b.blessed(entry)
+	flashed := b.get("efi/" + ondisk.ESPImageInfo)
+	b.put("efi/"+ondisk.ESPImageInfo, flashed[:len(flashed)/2])
+	for range 2 {
+		b.console = nil
+		began := b.now
+		if err := Finish(t.Context(), b.env()); err != nil {
+			t.Error(err)
+		}
+		if text := strings.Join(b.console, "\n"); strings.Count(text, "\n") > 0 || !strings.Contains(text, ondisk.ESPImageInfo+": ") || b.now.Sub(began) > 5*time.Minute {
+			t.Errorf("after %s: %s", b.now.Sub(began), text)
+		}
+		if _, err := os.Stat(filepath.Join(b.root, spoolFile)); !errors.Is(err, os.ErrNotExist) || b.status() != "" {
+			t.Errorf("the downloads are left (%v); %s", err, b.status())
+		}
+	}
+	b.put("efi/"+ondisk.ESPImageInfo, flashed)
+	if err := Finish(t.Context(), b.env()); err != nil || b.espInfo().Plan != newPlan || b.env().Exists(Dir) {
+		t.Errorf("once it is repaired: %v, the ESP describes %s", err, b.espInfo().Plan)
+	}
+}
+
 // TestReleaseOfAFailedUpdate checks that after the last try, the EFI system partition still
 // describes the former system, and the failure is reported. An interrupted update keeps its
 // downloaded files.
