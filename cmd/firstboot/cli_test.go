@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"regexp"
+	"runtime/debug"
 	"testing"
 )
 
@@ -22,5 +23,20 @@ func TestMigrationNamesOurCommands(t *testing.T) {
 	}
 	if len(found) == 0 {
 		t.Error("the page names no command of firstboot")
+	}
+}
+
+// TestMemoryOfAnUpdate checks that firstboot update collects garbage more often, unless GOGC is set.
+func TestMemoryOfAnUpdate(t *testing.T) {
+	defer debug.SetGCPercent(debug.SetGCPercent(100))
+	for gogc, want := range map[string]int{"": 50, "200": 100} {
+		t.Setenv("GOGC", gogc)
+		debug.SetGCPercent(100)
+		if code := execute(t.Context(), target{}, []string{"update", "x.raw.zst"}, &bytes.Buffer{}, &bytes.Buffer{}); code != 1 {
+			t.Errorf("exit code %d", code)
+		}
+		if got := debug.SetGCPercent(100); got != want {
+			t.Errorf("GOGC=%s: %d, want %d", gogc, got, want)
+		}
 	}
 }

@@ -4,7 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
+	"runtime/debug"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -85,6 +87,7 @@ func (u *updateFlags) run(cmd *cobra.Command, m target, log io.Writer, args []st
 	if err := errors.Join(err1, err2); err != nil {
 		return usageError{err}
 	}
+	tuneMemory()
 	if err := m.needRoot("update", "writes this machine's disk"); err != nil {
 		return err
 	}
@@ -111,6 +114,14 @@ func (u *updateFlags) run(cmd *cobra.Command, m target, log io.Writer, args []st
 		fmt.Fprintln(out, "updated; the new system runs after the next restart.")
 	}
 	return err
+}
+
+// tuneMemory keeps the heap small, at the cost of some processor time: an update runs beside the
+// pods. GOGC overrides it.
+func tuneMemory() {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(50)
+	}
 }
 
 // parseBytes parses a number of bytes; "" is 0.
