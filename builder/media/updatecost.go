@@ -6,11 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"path"
 	"slices"
 	"strings"
 
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/chunk"
+	"github.com/edgebake/edgebake/ondisk/slot"
 	"github.com/edgebake/edgebake/ondisk/store"
 	"github.com/edgebake/edgebake/ondisk/update"
 )
@@ -34,6 +36,8 @@ type UpdateCost struct {
 	Signed bool `json:"signed"`
 	// Images lists the container images that the machine lacks.
 	Images []string `json:"images,omitempty"`
+	// Rejected lists reasons for which a machine with the old image rejects the new one.
+	Rejected []string `json:"rejected,omitempty"`
 }
 
 // UpdateTarget describes the image to which machines are updated.
@@ -63,7 +67,7 @@ func ReadUpdate(s ImageSource) (*UpdateTarget, error) {
 }
 
 // CostOfUpdate computes how much of the image s a machine fetches. from is the image that the
-// machine has, or its disk.
+// machine has, or its disk. Of a disk with two systems, the one that image.json describes counts.
 func CostOfUpdate(from string, s ImageSource) (*UpdateCost, error) {
 	to := s.Name
 	m, err := s.open()
@@ -80,8 +84,12 @@ func CostOfUpdate(from string, s ImageSource) (*UpdateCost, error) {
 		return nil, err
 	}
 	defer old.Close()
+	root, err := old.rootLabel()
+	if err != nil {
+		return nil, fmt.Errorf("reading image %s: %w", from, err)
+	}
 	have := localChunks{}
-	for _, label := range []string{ondisk.LabelESP, ondisk.LabelRootA, ondisk.LabelRootB} {
+	for _, label := range []string{ondisk.LabelESP, root} {
 		if err := have.add(old, label, math.MaxInt64); err != nil {
 			return nil, fmt.Errorf("reading image %s: %w", from, err)
 		}
@@ -96,7 +104,49 @@ func CostOfUpdate(from string, s ImageSource) (*UpdateCost, error) {
 		}
 	}
 	c.Bytes = c.Index + c.Root + c.Boot + c.Data + c.overhead()
+	c.Rejected = rejections(old.info, m.info, i)
 	return c, nil
+}
+
+// rejections returns the reasons for which a machine with the image old rejects the image now, as far
+// as they depend only on the images' `updates`.
+func rejections(old, now ondisk.ImageInfo, i *update.Image) (out []string) {
+	if now.UpdateSerial < old.UpdateSerial {
+		out = append(out, fmt.Sprintf("its serial is %d, but that of the present image is %d: raise updates.serial", now.UpdateSerial, old.UpdateSerial))
+	}
+	if len(old.UpdateKeys) > 0 {
+		if _, err := slot.VerifyIndex(i.Body, i.Signature, old.UpdateKeys); err != nil {
+			out = append(out, err.Error())
+		}
+	}
+	return out
+}
+
+// rootLabel returns the label of the root partition with the system that image.json describes: the
+// one whose boot entry names this system's kernel. It is ROOT-A without such an entry, as with other
+// boot loaders.
+func (m *Image) rootLabel() (string, error) {
+	fsys, err := m.esp()
+	if err != nil {
+		return "", err
+	}
+	names, err := bootEntries(fsys)
+	if err != nil {
+		return "", err
+	}
+	for _, name := range names {
+		if !strings.HasPrefix(path.Base(name), "edgebake-b") {
+			continue
+		}
+		text, err := m.espFile(name)
+		if err != nil {
+			return "", fmt.Errorf("reading %s: %w", name, err)
+		}
+		if strings.Contains(string(text), "/"+ondisk.ESPSystemDir(m.info.Plan)+"/") {
+			return ondisk.LabelRootB, nil
+		}
+	}
+	return ondisk.LabelRootA, nil
 }
 
 // overhead returns the bytes that the requests themselves cost.

@@ -1,6 +1,8 @@
 package media
 
 import (
+	"bytes"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -72,5 +74,65 @@ func TestCostOfImages(t *testing.T) {
 		if cost.Data < c.min || cost.Data > c.max || !slices.Equal(cost.Images, c.images) || cost.Bytes != cost.Index+cost.Root+cost.Boot+cost.Data+int64(cost.Requests)*update.RequestBytes {
 			t.Errorf("%+v", *cost)
 		}
+	}
+}
+
+// TestCostOfADiskWithTwoSystems checks that of a disk with a system on each root, only the one that
+// image.json describes counts.
+func TestCostOfADiskWithTwoSystems(t *testing.T) {
+	dir := t.TempDir()
+	made := func(name, plan string) string {
+		path := filepath.Join(dir, name)
+		mediatest.Make(t, path, mediatest.Image{ID: strings.Repeat(plan, 32), Data: 2 << 20, FreeRoot: 1 << 20, Initrd: []byte("initrd"), ESP: 48 << 20})
+		return path
+	}
+	disk, raw, now := made("disk.raw", "1"), made("new.raw", "2"), made("new.raw.zst", "2")
+	cost := func() int64 {
+		c, err := CostOfUpdate(disk, ImageSource{Name: now})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c.Root
+	}
+	before := cost()
+	if before < 1<<20 {
+		t.Fatalf("%d bytes", before)
+	}
+	file, err := os.ReadFile(disk)
+	if err != nil {
+		t.Fatal(err)
+	}
+	place := func(path, label string) (start, end int64) {
+		m, err := Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer m.Close()
+		p, err := m.partition(label)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p.Start, p.Start + p.Size
+	}
+	other, err := os.ReadFile(raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	from, to := place(raw, ondisk.LabelRootA)
+	at, _ := place(disk, ondisk.LabelRootB)
+	copy(file[at:], other[from:to])
+	if err := os.WriteFile(disk, file, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if n := cost(); n != before {
+		t.Errorf("%d bytes with the new system on ROOT-B, %d without it", n, before)
+	}
+	// A long name in FAT: edgebake-a.conf becomes edgebake-b.conf.
+	file = bytes.Replace(file, []byte("a\x00k\x00e\x00-\x00a\x00"), []byte("a\x00k\x00e\x00-\x00b\x00"), 1)
+	if err := os.WriteFile(disk, file, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if n := cost(); n > before/10 {
+		t.Errorf("%d bytes if the machine runs ROOT-B, which has the new system", n)
 	}
 }

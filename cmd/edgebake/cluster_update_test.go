@@ -55,7 +55,7 @@ func reindex(t *testing.T, from, to string, change func(*chunk.Index)) {
 func TestClusterUpdate(t *testing.T) {
 	c := newCLI(t)
 	image := filepath.Join(c.dir, "update.raw.zst")
-	mediatest.Make(t, image, mediatest.Image{ID: "fedcba9876543210fedcba9876543210", Data: 1 << 20, Info: func(i *ondisk.ImageInfo) { i.UpdateSerial = 1 },
+	mediatest.Make(t, image, mediatest.Image{ID: "fedcba9876543210fedcba9876543210", Data: 1 << 20, Initrd: []byte("initrd"), ESP: 48 << 20, Info: func(i *ondisk.ImageInfo) { i.UpdateSerial = 1 },
 		SignIndex: func([]byte) (string, error) { return "signature", nil }})
 	mediatest.Make(t, filepath.Join(c.dir, "unsigned.raw.zst"), mediatest.Image{ID: "fedcba9876543210fedcba9876543211", Data: 1 << 20})
 	target, err := media.ReadUpdate(media.ImageSource{Name: image})
@@ -117,6 +117,11 @@ clusters: [{name: a, cluster: {server: %q}}], users: [{name: a, user: {}}]}`, ap
 	if err := json.Unmarshal([]byte(c.out), &rows); err != nil || len(rows) != 3 || rows[2]["node"] != "shop-10" || rows[0]["fetch"] != nil {
 		t.Errorf("%v: %s", err, c.out)
 	}
+	mediatest.Make(t, filepath.Join(c.dir, "other-key.raw"), mediatest.Image{ID: plan + plan, Data: 1 << 20, Info: func(i *ondisk.ImageInfo) {
+		i.UpdateKeys = []string{"RWRFREdFQkFLRQOhB7/zzhC+HXDdGOdLwJln5NYwm6UNXx3chmQSVTG4"}
+	}})
+	update(1, url, "--dry-run", "--from", "other-key.raw")
+	c.want(c.err, "machines with image other-key.raw reject image "+url+": the image's signature is damaged")
 	reindex(t, image, filepath.Join(c.dir, "odd.raw.zst"), func(x *chunk.Index) { x.Golden = "odd" })
 	update(1, web.URL+"/odd.raw.zst")
 	c.want(c.err, "cannot be ordered", "want URL@sha256:GOLDEN")

@@ -282,6 +282,7 @@ func (u *updateFlags) read(source media.ImageSource) error {
 // costs returns the number of bytes that a node fetches, keyed by the plan of its present image.
 func (u *updateFlags) costs(source media.ImageSource) (map[string]int64, error) {
 	out := map[string]int64{u.rollout.Info.Plan: 0}
+	var errs []error
 	for _, old := range u.from {
 		i, err := media.Inspect(old)
 		if err != nil {
@@ -292,8 +293,11 @@ func (u *updateFlags) costs(source media.ImageSource) (map[string]int64, error) 
 			return nil, err
 		}
 		out[i.Image.Plan] = c.Bytes
+		for _, why := range c.Rejected {
+			errs = append(errs, fmt.Errorf("machines with image %s reject image %s: %s", old, source.Name, why))
+		}
 	}
-	return out, nil
+	return out, errors.Join(errs...)
 }
 
 // updateRow is an UpdateRow with the number of bytes that its node has to download.
