@@ -164,6 +164,9 @@ func Rings(text string) ([]Ring, error) {
 	}
 	var out []Ring
 	for value := range strings.SplitSeq(list, ",") {
+		if slices.ContainsFunc(out, func(r Ring) bool { return r.Name == value }) {
+			return nil, fmt.Errorf("the value %q appears twice", value)
+		}
 		r, err := Selector(key + "=" + value)
 		if err != nil {
 			return nil, err
@@ -339,22 +342,48 @@ func (r *Rollout) checkStart(all []*updateNode, server string) error {
 		}
 	}
 	if l := names(func(n *updateNode) bool { return n.labels[archLabel] != "" && n.labels[archLabel] != r.Info.Arch }); l != "" {
-		bad("the image is for %s, and these nodes have another architecture: %s: add %s=%s to the selectors", r.Info.Arch, l, archLabel, r.Info.Arch)
+		bad("the image is for %s, and these nodes have another architecture: %s: %s", r.Info.Arch, l, r.exclude(archLabel+"="+r.Info.Arch))
 	}
 	if l := names(func(n *updateNode) bool { return n.controlPlane }); l != "" && !r.Info.ControlPlaneUpdates {
-		bad("the image does not support control-plane nodes (nodeTypes), or was made by an older edgebake, but the selectors match control-plane nodes: %s: exclude them with the selectors (!%s)", l, kubeapi.ControlPlaneLabel)
+		bad("the image does not support control-plane nodes (nodeTypes), or was made by an older edgebake, but the selectors match control-plane nodes: %s: %s", l, r.exclude("!"+kubeapi.ControlPlaneLabel))
 	} else if l := names(func(n *updateNode) bool {
 		return n.controlPlane && semver.MajorMinor(n.kubelet) != semver.MajorMinor(r.Info.Kubernetes)
 	}); l != "" {
-		bad("the image has Kubernetes %s, but these control-plane nodes have another minor version: %s: control-plane nodes accept only patch releases; exclude them with the selectors (!%s)", r.Info.Kubernetes, l, kubeapi.ControlPlaneLabel)
+		bad("the image has Kubernetes %s, but these control-plane nodes have another minor version: %s: control-plane nodes accept only patch releases; %s", r.Info.Kubernetes, l, r.exclude("!"+kubeapi.ControlPlaneLabel))
 	}
-	if l := names(func(n *updateNode) bool { return n.answered && n.answer.Serial > r.Info.UpdateSerial }); l != "" {
-		bad("the image has serial %d, but these nodes run an image with a higher serial: %s: raise updates.serial", r.Info.UpdateSerial, l)
+	var higher []string
+	highest := 0
+	for _, n := range nodes {
+		if serial := n.answer.Serial; n.answered && serial > r.Info.UpdateSerial {
+			higher, highest = append(higher, fmt.Sprintf("%s (%d)", n.name, serial)), max(highest, serial)
+		}
+	}
+	if len(higher) > 0 {
+		bad("the image has serial %d, but these nodes run an image with a higher serial: %s: build the image with updates.serial: %d or higher", r.Info.UpdateSerial, firstNames(higher), highest)
 	}
 	if len(nodes) > 0 && names(func(n *updateNode) bool { return n.answered }) == "" {
 		bad("none of the %s has announced yet that it accepts orders (annotation %s): a node does so within 15 minutes after it starts, if its image supports orders", configs.Count(len(nodes), "node"), order.AnnotationAnswer)
 	}
 	return errors.Join(append(errs, underWay(r.otherUpdates(all)))...)
+}
+
+// exclude returns the flags that add a requirement to the selectors of all rings.
+func (r *Rollout) exclude(requirement string) string {
+	if len(r.Rings) == 0 {
+		return "exclude them with -l '" + requirement + "'"
+	}
+	var flags []string
+	label, _, _ := strings.Cut(strings.TrimPrefix(requirement, "!"), "=")
+	for _, ring := range r.Rings {
+		if strings.Contains(ring.selector.String(), label) {
+			continue // the ring is about this label
+		}
+		flags = append(flags, "-l '"+strings.TrimPrefix(ring.selector.String()+","+requirement, ",")+"'")
+	}
+	if flags == nil {
+		return "exclude them with the selectors"
+	}
+	return "exclude them with these selectors, in place of --rings or --selector: " + strings.Join(flags, " ")
 }
 
 // underWay returns an error for updates to other images, which otherUpdates or otherRollouts found.

@@ -845,11 +845,22 @@ func TestRolloutCheckStart(t *testing.T) {
 	all, _ := Selector("")
 	r := rollout(func(r *Rollout) { r.Rings = []Ring{all} })
 	_, err := f.client.CheckRollout(t.Context(), r)
-	for _, want := range []string{"kubelet v1.37.2 is newer than the API server v1.36.5", "these nodes have another architecture: arm", "the image does not support control-plane nodes (nodeTypes), or was made by an older edgebake, but the selectors match control-plane nodes: master",
-		"a higher serial: newer", "another update is under way, to the image with the golden digest cdcdcdcdcdcd, on other"} {
+	for _, want := range []string{"kubelet v1.37.2 is newer than the API server v1.36.5", "these nodes have another architecture: arm: exclude them with these selectors, in place of --rings or --selector: -l 'kubernetes.io/arch=amd64'", "the image does not support control-plane nodes (nodeTypes), or was made by an older edgebake, but the selectors match control-plane nodes: master",
+		"a higher serial: newer (7): build the image with updates.serial: 7 or higher", "another update is under way, to the image with the golden digest cdcdcdcdcdcd, on other"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
+	}
+	r.Rings, _ = Rings("kubernetes.io/arch=arm64,amd64")
+	if _, err := f.client.CheckRollout(t.Context(), r); err == nil || !strings.Contains(err.Error(), "another architecture: arm: exclude them with the selectors") {
+		t.Error(err)
+	}
+	r.Rings, _ = Rings("ring=canary,shops")
+	if text := r.exclude("kubernetes.io/arch=amd64"); !strings.HasSuffix(text, ": -l 'ring=canary,kubernetes.io/arch=amd64' -l 'ring=shops,kubernetes.io/arch=amd64'") {
+		t.Error(text)
+	}
+	if _, err := Rings("ring=canary,shops,canary"); err == nil || err.Error() != `the value "canary" appears twice` {
+		t.Error(err)
 	}
 	none, _ := Selector("ring=nowhere")
 	r.Rings = []Ring{none}

@@ -43,6 +43,9 @@ type Key struct {
 func OpenKey(name string, stdinTaken bool) (k Key, err error) {
 	k.name = name
 	text, err := readKey(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("%w: minisign -G -s %s -p PUBLICKEY makes one", err, name)
+	}
 	if err != nil {
 		return k, err
 	}

@@ -307,15 +307,11 @@ func (o *flashFlags) flash(ctx context.Context, s streams, image, path string) e
 // written.
 func (o *flashFlags) prepare(ctx context.Context, s streams, image, path string, progress func(step string, done, total int64)) (*media.Flash, *device.Chosen, error) {
 	var errs []error
-	disk, err := chooseDisk(ctx, image, path)
-	if disk == nil {
-		return nil, nil, err
-	}
-	errs = append(errs, err)
 	fo := media.FlashOptions{
-		Stamp: media.StampOptions{Now: time.Now(), Undated: o.undated},
-		Size:  disk.Disk.Size, Sector: disk.Disk.Sector, SkipVerify: o.noVerify, Progress: progress,
+		Stamp: media.StampOptions{Now: time.Now(), Undated: o.undated}, SkipVerify: o.noVerify, Progress: progress,
 	}
+	disk, err := chooseDisk(ctx, image, path)
+	errs = append(errs, err)
 	_, err = rand.Read(fo.Random[:])
 	errs = append(errs, err)
 	fo.Keys, err = signing.PublicKeys(o.keys)
@@ -328,6 +324,10 @@ func (o *flashFlags) prepare(ctx context.Context, s streams, image, path string,
 			file.NotInput("--log", o.log, "the disk", path),
 			o.NotInput("--log", o.log, media.SiteSource{Name: o.site, Ignition: o.Ignition}))
 	}
+	if disk == nil {
+		return nil, nil, errors.Join(errs...)
+	}
+	fo.Size, fo.Sector = disk.Disk.Size, disk.Disk.Sector
 	f, err := media.PrepareFlash(image, fo)
 	if err := errors.Join(append(errs, err)...); err != nil {
 		if f != nil {
