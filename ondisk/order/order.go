@@ -98,6 +98,14 @@ func Parse(text string) (Order, error) {
 	return o, errors.Join(errs...)
 }
 
+// CheckGolden returns an error if text is not a golden digest.
+func CheckGolden(text string) error {
+	if !goldenForm.MatchString(text) {
+		return fmt.Errorf("@sha256:%s is not a golden digest, which has 64 hexadecimal digits: edgebake inspect prints it", printable.Short(text, 80))
+	}
+	return nil
+}
+
 // Registry is the URL scheme of an Image in a registry.
 const Registry = "oci"
 

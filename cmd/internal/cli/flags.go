@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -101,10 +102,44 @@ func (a *Span) Set(s string) error {
 		}
 	}
 	d, err := time.ParseDuration(s)
-	if err != nil || d < 0 {
+	if err != nil {
 		return errors.New("want a time span, e.g. 30d, 2w or 12h")
 	}
+	if d < 0 {
+		return errors.New("must not be negative; want a time span, e.g. 30d, 2w or 12h")
+	}
 	*a = Span(d)
+	return nil
+}
+
+// Together makes c accept wrong values of its flags of edgebake's own types, and returns a function
+// with the errors of all of them. Otherwise, only the first one is reported.
+func Together(c *cobra.Command) func() error {
+	var errs []error
+	c.Flags().VisitAll(func(f *pflag.Flag) {
+		t := reflect.TypeOf(f.Value)
+		if t.Kind() == reflect.Pointer {
+			t = t.Elem()
+		}
+		if t.PkgPath() != reflect.TypeFor[pflag.Flag]().PkgPath() {
+			f.Value = &lateValue{f.Value, f.Name, c, &errs}
+		}
+	})
+	return func() error { return errors.Join(errs...) }
+}
+
+// lateValue is the value of a flag whose errors are reported later.
+type lateValue struct {
+	pflag.Value
+	name    string
+	command *cobra.Command
+	errs    *[]error
+}
+
+func (v *lateValue) Set(text string) error {
+	if err := v.Value.Set(text); err != nil {
+		*v.errs = append(*v.errs, Usage(fmt.Errorf("invalid argument %q for %q flag: %w; see %s --help", text, "--"+v.name, err, v.command.CommandPath())))
+	}
 	return nil
 }
 

@@ -247,14 +247,24 @@ const kubeconfigUsage = "kubeconfig of the cluster (default $KUBECONFIG, else ~/
 // onCluster declares the flags of a command for a running cluster, and makes f the command's
 // function.
 func onCluster(c *cobra.Command, f func(ctx context.Context, client *cluster.Client, args []string) error) *cobra.Command {
+	return onClusterIf(c, func([]string) error { return nil }, f)
+}
+
+// onClusterIf is onCluster with a check of the flags. Its errors and those of --kubeconfig and
+// --context are reported together.
+func onClusterIf(c *cobra.Command, check func(args []string) error, f func(ctx context.Context, client *cluster.Client, args []string) error) *cobra.Command {
 	k := new(cli.ClusterFlags)
 	k.Declare(c, kubeconfigUsage)
 	if c.Args == nil {
 		c.Args = cli.NoArgs
 	}
 	c.RunE = func(c *cobra.Command, args []string) error {
+		wrong := check(args)
+		if wrong != nil && !c.Flags().Changed("kubeconfig") && !c.Flags().Changed("context") {
+			return wrong
+		}
 		client, err := k.Open()
-		if err != nil {
+		if err := errors.Join(wrong, err); err != nil {
 			return err
 		}
 		return f(c.Context(), client, args)

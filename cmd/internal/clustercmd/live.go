@@ -121,7 +121,8 @@ func newClusterVerify(s console.Streams) *cobra.Command {
 	var want prepareFlags
 	var endpoint string
 	var output console.Form
-	c := onCluster(&cobra.Command{
+	var wrong func() error
+	c := onClusterIf(&cobra.Command{
 		Use:   "verify",
 		Short: "Check that a running cluster has everything that its nodes need",
 		Long: `Verify checks the objects that nodes need on a kubeadm cluster and prints a list:
@@ -129,7 +130,7 @@ func newClusterVerify(s console.Streams) *cobra.Command {
 exit code is 1 if something is missing.`,
 		Example: `  edgebake cluster verify --nodepool shops=Edge
   edgebake cluster verify -o json`,
-	}, func(ctx context.Context, client *cluster.Client, _ []string) error {
+	}, func([]string) error { return wrong() }, func(ctx context.Context, client *cluster.Client, _ []string) error {
 		found, err := client.Verify(ctx, want.PrepareOptions, endpoint)
 		if err != nil {
 			return err
@@ -165,6 +166,7 @@ exit code is 1 if something is missing.`,
 	want.declare(c)
 	c.Flags().StringVar(&endpoint, "endpoint", "apiserver.cluster.local", "endpoint of the Sites")
 	output.Flag(c)
+	wrong = cli.Together(c)
 	return c
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"time"
 
@@ -34,7 +35,10 @@ type updateFlags struct {
 
 func newClusterUpdate(s console.Streams) *cobra.Command {
 	u := &updateFlags{drain: cli.Span(15 * time.Minute), restart: cli.Span(2 * time.Hour), fetch: cli.Span(48 * time.Hour)}
-	c := onCluster(&cobra.Command{
+	var c *cobra.Command
+	var wrong func() error
+	check := func(a []string) error { return errors.Join(wrong(), u.check(c, a)) }
+	c = onClusterIf(&cobra.Command{
 		Use:   "update [IMAGE[@sha256:GOLDEN]]",
 		Short: "Update the machines of nodes to another image",
 		Long: `Update orders the machines of worker nodes to install the system of another image, some
@@ -59,14 +63,7 @@ The command can be killed at any point: run again, it continues.`,
   edgebake cluster update --status
   edgebake cluster update --stop`,
 		Args: cli.Args(0, 1, "one image"),
-	}, func(ctx context.Context, client *cluster.Client, a []string) error { return u.run(ctx, s, client, a) })
-	run := c.RunE
-	c.RunE = func(c *cobra.Command, a []string) error {
-		if err := u.check(c, a); err != nil {
-			return err
-		}
-		return run(c, a)
-	}
+	}, check, func(ctx context.Context, client *cluster.Client, a []string) error { return u.run(ctx, s, client, a) })
 	f := c.Flags()
 	f.StringVar(&u.rings, "rings", "", "update the nodes with the first value of this label, then the nodes with the next value: `KEY=VALUE,VALUE`")
 	f.StringArrayVarP(&u.selectors, "selector", "l", nil, "update the nodes that this `selector` of labels matches, as with kubectl; repeated, each is a ring (default: all worker nodes)")
@@ -90,6 +87,7 @@ The command can be killed at any point: run again, it continues.`,
 	f.BoolVar(&u.resume, "resume", false, "undo --pause or --stop")
 	f.BoolVar(&u.stop, "stop", false, "remove all orders from the cluster; machines accept no new one until --resume")
 	u.output.Flag(c)
+	wrong = cli.Together(c)
 	return c
 }
 
@@ -168,10 +166,25 @@ func (u *updateFlags) checkOrder(a []string) error {
 		}
 	}
 	if len(a) > 0 {
-		o.Image, o.Golden, _ = order.CutGolden(a[0])
+		var given bool
+		if o.Image, o.Golden, given = order.CutGolden(a[0]); given {
+			if err := order.CheckGolden(o.Golden); err != nil {
+				errs = append(errs, cli.Usage(err))
+			}
+		}
 		if err := order.CheckImage(o.Image); err != nil {
 			errs = append(errs, cli.Usage(err))
 		}
+	}
+	readable := func(flag, name string) {
+		if _, err := os.Stat(name); name != "" && err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", flag, err))
+		}
+	}
+	readable("--image", u.image)
+	readable("--auth-file", u.registry.AuthFile)
+	for _, name := range u.from {
+		readable("--from", name)
 	}
 	return errors.Join(errs...)
 }
