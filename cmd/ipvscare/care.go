@@ -129,7 +129,7 @@ func (c *careFlags) server(changed func(string) bool) (ipvs.Server, error) {
 		VIP: c.vs, Masters: masters, Host: c.host, Scheduler: c.scheduler, CAFile: c.caFile, ProbePath: c.path, Profile: c.profile,
 	})
 	if err != nil {
-		errs = append(errs, err)
+		errs = append(errs, byFlag(err))
 	}
 	if len(errs) > 0 {
 		return ipvs.Server{}, errors.Join(errs...)
@@ -150,6 +150,26 @@ func (c *careFlags) server(changed func(string) bool) (ipvs.Server, error) {
 		s.Profile.ReadyTimeout = c.timeout
 	}
 	return s, nil
+}
+
+// byFlag replaces the names of fields in the error of ipvs.FromVirtual, which has one line for each
+// problem, with those of the flags.
+func byFlag(err error) error {
+	flags := map[string]string{"vip": "vs", "masters": "rs", "scheduler": "scheduler", "host": "host", "probePath": "health-path", "profile": "profile"}
+	var errs []error
+	for line := range strings.SplitSeq(err.Error(), "\n") {
+		field, problem, _ := strings.Cut(line, ": ")
+		field, _, _ = strings.Cut(field, "[")
+		if flag := flags[field]; flag != "" {
+			if before, after, other := strings.Cut(problem, "masters["); other {
+				_, after, _ = strings.Cut(after, "]")
+				problem = before + "another --rs" + after
+			}
+			line = "--" + flag + ": " + problem
+		}
+		errs = append(errs, errors.New(line))
+	}
+	return errors.Join(errs...)
 }
 
 func careCommand(stderr io.Writer) *command {

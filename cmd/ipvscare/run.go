@@ -119,7 +119,14 @@ Commands:
 		fmt.Fprintf(&b, "  %-11s %s\n", c.name, c.short)
 	}
 	fmt.Fprintf(&b, "  %-11s %s\n", "version", "Print the version")
-	b.WriteString("\nSee ipvscare COMMAND --help.\n")
+	b.WriteString(`
+Examples:
+  ipvscare status
+  ipvscare care --vs 10.103.97.2:6443 --rs 10.0.0.1:6443,10.0.0.2:6443
+  ipvscare static-pod --image registry.example.com/ipvscare:1.0 --vs 10.103.97.2:6443 --rs 10.0.0.1:6443
+
+See ipvscare COMMAND --help.
+`)
 	return b.String()
 }
 
