@@ -106,7 +106,7 @@ func (inv *Inventory) Warnings() []Problems {
 		all[i] = inv.Sites[i].Site.Warnings()
 	}
 	if room := 1 << (NodeMask4 - defaultPodCIDR.Bits()); len(all) > room {
-		all[room].Add("", "the default pod network, %s, has space for %d nodes (a /%d for each), but the Inventory has %d: make sure that the cluster has a larger one (podCIDRs of a Cluster, podSubnet of kubeadm)", defaultPodCIDR, room, NodeMask4, len(all))
+		all[room].Add("", "the default pod network, %s, has space for %d nodes (a /%d for each), but the Inventory has %d: make sure that the cluster has a larger one (podCIDRs of a Cluster, podSubnet of kubeadm); an Inventory does not contain the pod network, so this warning stays", defaultPodCIDR, room, NodeMask4, len(all))
 	}
 	return all
 }

@@ -3,7 +3,9 @@ package main
 import (
 	"errors"
 	"fmt"
+	"os"
 	"path"
+	"slices"
 	"strings"
 
 	"github.com/edgebake/edgebake/builder"
@@ -32,10 +34,19 @@ func parseReference(s string) (imageref.Ref, error) {
 		}
 	}
 	ref, err := imageref.Parse(s)
+	if _, missing := os.Stat(s); missing == nil || isFilePath(s) {
+		return ref, cli.Usage(fmt.Errorf("%q is the path of a file, not an image in a registry: name HOST/REPOSITORY:TAG, e.g. registry.example.com/edge/my-edge:2026.11", s))
+	}
 	if err != nil {
 		return ref, cli.Usage(err)
 	}
 	return ref, nil
+}
+
+// isFilePath reports whether s looks like the path of a file, as no reference does.
+func isFilePath(s string) bool {
+	return strings.HasPrefix(s, "/") || strings.HasPrefix(s, ".") || strings.HasPrefix(s, "~") ||
+		!strings.Contains(path.Base(s), ":") && slices.Contains([]string{".raw", ".zst", ".tar", ".oci"}, path.Ext(s))
 }
 
 // unpinned returns a reference without its digest.

@@ -237,6 +237,9 @@ func newStatus(m target, log io.Writer) *cobra.Command {
 		Use: "status", Short: "Show the progress of first boot", Args: noArgs,
 		Example: "  firstboot status\n  firstboot status -o json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if output != "text" && output != "json" {
+				return usageError{fmt.Errorf("unknown output %q: want text or json", output)}
+			}
 			e := m.env(log)
 			s, err := run.LoadState(e.Root)
 			if errors.Is(err, fs.ErrNotExist) {
@@ -246,17 +249,14 @@ func newStatus(m target, log io.Writer) *cobra.Command {
 				return err
 			}
 			s.Update = update.Status(e)
-			switch output {
-			case "text":
+			if output == "text" {
 				fmt.Fprint(cmd.OutOrStdout(), run.ReportText(s))
-			case "json":
+			} else {
 				enc := json.NewEncoder(printable.JSON(cmd.OutOrStdout()))
 				enc.SetIndent("", "  ")
 				if err := enc.Encode(s); err != nil {
 					return fmt.Errorf("printing the status: %w", err)
 				}
-			default:
-				return usageError{fmt.Errorf("unknown output %q: want text or json", output)}
 			}
 			if s.Result == ondisk.ResultFailed {
 				return errors.New("first boot has failed; the fix is above")
