@@ -31,12 +31,12 @@ const annotationRollout = "edgebake.io/update-rollout"
 // rolloutMark is the state that a rollout keeps in a Node.
 type rolloutMark struct {
 	Golden string `json:"golden"`
-	// Given is when the order was written, Drain when the Node was cordoned, Unheld when the
+	// Given is when the order was written, Drain when the Node was cordoned, Released when the
 	// order was changed to let the machine restart, and Ended when the result was recorded.
-	Given  time.Time `json:"given,omitzero"`
-	Drain  time.Time `json:"drain,omitzero"`
-	Unheld time.Time `json:"released,omitzero"`
-	Ended  time.Time `json:"ended,omitzero"`
+	Given    time.Time `json:"given,omitzero"`
+	Drain    time.Time `json:"drain,omitzero"`
+	Released time.Time `json:"released,omitzero"`
+	Ended    time.Time `json:"ended,omitzero"`
 	// Cordoned is set if the rollout cordoned the Node, and therefore must uncordon it.
 	Cordoned bool   `json:"cordoned,omitempty"`
 	Result   string `json:"result,omitempty"` // UpdateDone, UpdateFailed or empty
@@ -47,7 +47,7 @@ type rolloutMark struct {
 
 // resumed returns the mark of a Node after a pause that ends now. The time limits begin again.
 func (m rolloutMark) resumed(now time.Time) rolloutMark {
-	for _, begun := range []*time.Time{&m.Given, &m.Drain, &m.Unheld} {
+	for _, begun := range []*time.Time{&m.Given, &m.Drain, &m.Released} {
 		if m.Result == "" && !begun.IsZero() {
 			*begun = now.UTC().Truncate(time.Second)
 		}
@@ -61,7 +61,7 @@ const clockError = time.Minute
 // corrected returns the mark without times in the future, which a clock that was ahead has left.
 // With them, a ring would soak until that time.
 func (m rolloutMark) corrected(now time.Time) rolloutMark {
-	for _, at := range []*time.Time{&m.Given, &m.Drain, &m.Unheld, &m.Ended} {
+	for _, at := range []*time.Time{&m.Given, &m.Drain, &m.Released, &m.Ended} {
 		if at.Sub(now) > clockError {
 			*at = now.UTC().Truncate(time.Second)
 		}
@@ -253,17 +253,18 @@ func (r *Rollout) state(n *updateNode) string {
 	switch {
 	case n.rejected != "":
 		return UpdateFailed
-	case r.ours(n) && m.Result == "" && m.Given.IsZero(): // the order was withdrawn
-	case r.ours(n) && m.Result == "" && !m.Unheld.IsZero():
-		return UpdateRestarts
-	case r.ours(n) && m.Result == "" && !m.Drain.IsZero():
-		return UpdateDraining
-	case r.ours(n) && m.Result == "" && r.answers(n, order.StateHeld):
-		return UpdateHeld
-	case r.ours(n) && m.Result == "":
-		return UpdateFetching
 	case r.ours(n) && m.Result != "":
 		return m.Result
+	case r.ours(n) && !m.Given.IsZero(): // a withdrawn order has no Given
+		switch {
+		case !m.Released.IsZero():
+			return UpdateRestarts
+		case !m.Drain.IsZero():
+			return UpdateDraining
+		case r.answers(n, order.StateHeld):
+			return UpdateHeld
+		}
+		return UpdateFetching
 	}
 	switch {
 	case r.runs(n):
@@ -324,10 +325,10 @@ func (r *Rollout) checkStart(all []*updateNode, server string) error {
 		bad("the image's kubelet %s is newer than the API server %s: update the control plane first", k, server)
 	}
 	nodes := slices.Concat(r.selectNodes(all)...)
-	names := func(bad func(*updateNode) bool) string {
+	names := func(match func(*updateNode) bool) string {
 		var out []string
 		for _, n := range nodes {
-			if bad(n) {
+			if match(n) {
 				out = append(out, n.name)
 			}
 		}
@@ -440,23 +441,25 @@ func firstNames(names []string) string {
 	return strings.Join(names, ", ")
 }
 
-// Actions of a rollout on a node.
+// rolloutAction is a change of a Node by a rollout; "" is none.
+type rolloutAction string
+
 const (
-	actGive     = "give"     // write the order, with hold
-	actDrain    = "drain"    // cordon
-	actEvict    = "evict"    // evict pods; when none is left, unhold
-	actUnhold   = "unhold"   // write the order without hold
-	actFinish   = "finish"   // remove the order, uncordon, record the result
-	actWithdraw = "withdraw" // remove the order, uncordon
-	actUndrain  = "undrain"  // uncordon, but leave the order
-	actRetry    = "retry"    // forget the result
-	actCorrect  = "correct"  // replace times in the future
+	actGive     rolloutAction = "give"     // write the order, with hold
+	actDrain    rolloutAction = "drain"    // cordon
+	actEvict    rolloutAction = "evict"    // evict pods; when none is left, release
+	actRelease  rolloutAction = "release"  // write the order without hold
+	actFinish   rolloutAction = "finish"   // remove the order, uncordon, record the result
+	actWithdraw rolloutAction = "withdraw" // remove the order, uncordon
+	actUndrain  rolloutAction = "undrain"  // uncordon, but leave the order
+	actRetry    rolloutAction = "retry"    // forget the result
+	actCorrect  rolloutAction = "correct"  // replace times in the future
 )
 
 type rolloutAct struct {
 	node           *updateNode
-	what           string
-	result, reason string
+	what           rolloutAction
+	result, reason string // of actFinish
 }
 
 // rolloutPlan lists the next actions of a rollout.
@@ -474,15 +477,6 @@ type rolloutPlan struct {
 	// halted is the value of order.AnnotationHalt if any node has one.
 	halted string
 	budget int
-}
-
-func (p *rolloutPlan) do(n *updateNode, what, result, reason string) {
-	p.acts = append(p.acts, rolloutAct{n, what, result, reason})
-}
-
-// actsOn reports whether the plan already has an action for n; a node gets at most one.
-func (p *rolloutPlan) actsOn(n *updateNode) bool {
-	return slices.ContainsFunc(p.acts, func(a rolloutAct) bool { return a.node == n })
 }
 
 // haltOf returns the value of order.AnnotationHalt that any node has; haltStopped takes precedence.
@@ -523,33 +517,43 @@ func (r *Rollout) plan(all []*updateNode, now time.Time) rolloutPlan {
 	case !spent && !free:
 		p.waits = "the window " + r.Window.String()
 	}
-	r.continueOrders(&p, nodes, spent, free, count.atRisk)
-	ring, soaks, stuck := r.ring(rings, now)
+	for _, n := range nodes {
+		act := r.next(n, now, limits{spent: spent, free: free, restart: free && count.atRisk < p.budget})
+		if act.what == "" || act.what == actFinish { // count has planned actFinish
+			continue
+		}
+		if act.what == actDrain || act.what == actRelease {
+			count.atRisk++
+		}
+		p.acts = append(p.acts, act)
+	}
+	ring, waits, stuck := r.ring(rings, now)
 	p.stuck = stuck
-	if soaks != "" && free {
-		p.waits = soaks
+	if waits != "" && free {
+		p.waits = waits
 	}
 	if slices.ContainsFunc(ring, func(n *updateNode) bool { return n.controlPlane }) {
 		parallel = 1
 	}
 	left := false
 	for _, n := range ring {
-		if p.actsOn(n) || r.state(n) != UpdatePending {
+		if r.state(n) != UpdatePending {
 			continue
 		}
-		if left = true; free && count.flying < parallel {
+		left = true
+		if act := r.next(n, now, limits{begin: free && count.flying < parallel}); act.what != "" {
 			count.flying++
-			p.do(n, actGive, "", "")
+			p.acts = append(p.acts, act)
 		}
 	}
-	p.ended = len(p.acts) == 0 && count.flying == 0 && (spent || !left && soaks == "")
+	p.ended = len(p.acts) == 0 && count.flying == 0 && (spent || !left && waits == "")
 	return p
 }
 
 // rolloutCount counts nodes.
 type rolloutCount struct {
 	flying int // have an order that has not ended
-	atRisk int // drained or restarting, or failed after the order was no longer on hold
+	atRisk int // drained or restarting, or failed after the order was released
 	failed int
 	// controlPlaneFailed is set if a control-plane node has failed. Then no other control-plane
 	// node is updated, whatever the budget.
@@ -560,9 +564,9 @@ type rolloutCount struct {
 func (r *Rollout) count(p *rolloutPlan, nodes []*updateNode, now time.Time) (c rolloutCount) {
 	for _, n := range nodes {
 		state := r.state(n)
-		if done, why := r.outcome(n, state, now); done != "" {
-			p.do(n, actFinish, done, why)
-			state = done
+		if act := r.next(n, now, limits{}); act.what == actFinish {
+			p.acts = append(p.acts, act)
+			state = act.result
 		}
 		p.states[state] = append(p.states[state], n.name)
 		if n.rejected != "" {
@@ -572,7 +576,7 @@ func (r *Rollout) count(p *rolloutPlan, nodes []*updateNode, now time.Time) (c r
 		case UpdateFailed:
 			c.failed++
 			c.controlPlaneFailed = c.controlPlaneFailed || n.controlPlane
-			if !n.mark.Unheld.IsZero() {
+			if !n.mark.Released.IsZero() {
 				c.atRisk++
 			}
 		case UpdateFetching, UpdateHeld:
@@ -585,77 +589,109 @@ func (r *Rollout) count(p *rolloutPlan, nodes []*updateNode, now time.Time) (c r
 	return c
 }
 
-// continueOrders plans the next action for each node that has an order. The action may be to
-// withdraw the order.
-func (r *Rollout) continueOrders(p *rolloutPlan, nodes []*updateNode, spent, free bool, atRisk int) {
-	for _, n := range nodes {
-		switch state := r.state(n); {
-		case p.actsOn(n):
-		case state == UpdateRestarts && r.answers(n, order.StateWithdrawn): // updates were halted before it restarted
-			p.do(n, actWithdraw, "", "")
-		case state == UpdateRestarts && r.outsideWindow(n): // the window closed before it read the order: put it on hold again
-			p.do(n, actGive, "", "")
-		case state == UpdateDraining && r.outsideWindow(n):
-			p.do(n, actUndrain, "", "")
-		case spent && (state == UpdateFetching || state == UpdateHeld || state == UpdateDraining):
-			p.do(n, actWithdraw, "", "")
-		case state == UpdateDraining && !free:
-			p.do(n, actUndrain, "", "")
-		case state == UpdateDraining:
-			p.do(n, actEvict, "", "")
-		case (state == UpdateFetching || state == UpdateHeld) && n.order == "": // the order was removed by --stop or by hand
-			if free {
-				p.do(n, actGive, "", "")
-			}
-		case state == UpdateHeld && n.ready && free && atRisk < p.budget:
-			atRisk++
-			if r.Order.NoDrain {
-				p.do(n, actUnhold, "", "")
-			} else {
-				p.do(n, actDrain, "", "")
-			}
-		}
-	}
+// limits are the conditions that the whole rollout sets for the next action on a node. actFinish
+// does not depend on them.
+type limits struct {
+	spent   bool // the budget is used up
+	free    bool // the rollout is not halted, its budget is not used up, and its window is open
+	restart bool // one more node may be drained or restart
+	begin   bool // one more node may get the order
 }
 
-// outcome returns UpdateDone or UpdateFailed, with the reason, once the update of a node has ended.
-// Before that it returns "".
-func (r *Rollout) outcome(n *updateNode, state string, now time.Time) (result, reason string) {
-	late := func(since time.Time, most time.Duration) bool { return n.halt == "" && now.Sub(since) > most } // a halted machine does nothing
-	switch state {
+// next returns the next action on a node. It alone decides on actions during a rollout: for each
+// state, the first case that applies.
+func (r *Rollout) next(n *updateNode, now time.Time, l limits) rolloutAct {
+	act := func(what rolloutAction) rolloutAct { return rolloutAct{node: n, what: what} }
+	done := rolloutAct{node: n, what: actFinish, result: UpdateDone}
+	failed := func(format string, args ...any) rolloutAct {
+		return rolloutAct{n, actFinish, UpdateFailed, fmt.Sprintf(format, args...)}
+	}
+	// late is never true for a halted machine, which does nothing.
+	late := func(since time.Time, most time.Duration) bool { return n.halt == "" && now.Sub(since) > most }
+	tooLong := func() rolloutAct {
+		return failed("%s", strings.TrimSuffix(fmt.Sprintf("it was not ready to restart after %s: %s", r.Fetch, n.answer.Reason), ": "))
+	}
+	state := r.state(n)
+
+	switch state { // without an order
+	case UpdatePending:
+		if l.begin {
+			return act(actGive)
+		}
+		return act("")
 	case UpdateFailed:
 		if r.runs(n) && n.rejected == "" {
-			return UpdateDone, "" // it finished after the time limit, or a person repaired it
+			return done // it finished after the time limit, or a person repaired it
 		}
-		return "", ""
+		return act("")
 	case UpdateFetching, UpdateHeld, UpdateDraining, UpdateRestarts:
 	default:
-		return "", ""
+		return act("")
 	}
-	switch {
+
+	switch { // with an order, in any state
 	case r.runs(n):
-		return UpdateDone, ""
+		return done
 	case r.answers(n, order.StateFailed):
-		return UpdateFailed, n.answer.Reason
+		return failed("%s", n.answer.Reason)
 	case r.answers(n, order.StateDone) && n.answer.Plan != r.Info.Plan:
-		return UpdateFailed, "the machine runs another image: plan " + n.answer.Plan
-	case state == UpdateRestarts && r.answers(n, order.StateWithdrawn), state != UpdateFetching && r.outsideWindow(n):
-		return "", "" // continueOrders makes it wait again
-	case state == UpdateDraining && late(n.mark.Drain, r.Drain):
-		return UpdateFailed, fmt.Sprintf("it was not drained within %s: a PodDisruptionBudget may prevent the eviction of a pod", r.Drain)
-	case state == UpdateRestarts && late(n.mark.Unheld, r.Restart):
-		return UpdateFailed, fmt.Sprintf("it does not run the new system, or is not Ready, after %s", r.Restart)
-	case late(n.mark.Given, r.Fetch) && (state == UpdateFetching && !r.outsideWindow(n) || // otherwise it may have fetched everything
-		state == UpdateHeld && !n.ready && late(n.since, r.Fetch)): // some machines are off at night
-		return UpdateFailed, strings.TrimSuffix(fmt.Sprintf("it was not ready to restart after %s: %s", r.Fetch, n.answer.Reason), ": ")
+		return failed("the machine runs another image: plan %s", n.answer.Plan)
 	}
-	return "", ""
+
+	switch state {
+	case UpdateFetching:
+		switch {
+		case late(n.mark.Given, r.Fetch) && !r.outsideWindow(n): // outside its window, it may have fetched everything
+			return tooLong()
+		case l.spent:
+			return act(actWithdraw)
+		case n.order == "" && l.free: // the order was removed by --stop or by hand
+			return act(actGive)
+		}
+	case UpdateHeld:
+		switch {
+		case !n.ready && late(n.mark.Given, r.Fetch) && late(n.since, r.Fetch): // some machines are off at night
+			return tooLong()
+		case l.spent:
+			return act(actWithdraw)
+		case n.order == "" && l.free:
+			return act(actGive)
+		case n.order == "" || !n.ready || !l.restart: // wait
+		case r.Order.NoDrain:
+			return act(actRelease)
+		default:
+			return act(actDrain)
+		}
+	case UpdateDraining:
+		switch {
+		case r.outsideWindow(n):
+			return act(actUndrain)
+		case late(n.mark.Drain, r.Drain):
+			return failed("it was not drained within %s: a PodDisruptionBudget may prevent the eviction of a pod", r.Drain)
+		case l.spent:
+			return act(actWithdraw)
+		case !l.free:
+			return act(actUndrain)
+		default:
+			return act(actEvict)
+		}
+	case UpdateRestarts:
+		switch {
+		case r.answers(n, order.StateWithdrawn): // updates were halted before it restarted
+			return act(actWithdraw)
+		case r.outsideWindow(n): // the window closed before it read the order: put it on hold again
+			return act(actGive)
+		case late(n.mark.Released, r.Restart):
+			return failed("it does not run the new system, or is not Ready, after %s", r.Restart)
+		}
+	}
+	return act("")
 }
 
 // ring returns the nodes of the first incomplete ring. If the rollout has to wait before that ring,
-// ring returns no nodes, and soaks names the condition that it waits for. A ring in which no node
+// ring returns no nodes, and waits names the condition that it waits for. A ring in which no node
 // runs the image shows nothing about the image: stuck is its name, and no later ring may begin.
-func (r *Rollout) ring(rings [][]*updateNode, now time.Time) (ring []*updateNode, soaks, stuck string) {
+func (r *Rollout) ring(rings [][]*updateNode, now time.Time) (ring []*updateNode, waits, stuck string) {
 	for i, nodes := range rings {
 		var last time.Time
 		var unready []string
@@ -692,7 +728,7 @@ func (r *Rollout) ring(rings [][]*updateNode, now time.Time) (ring []*updateNode
 }
 
 // atBegin returns the action that a Node needs when the command starts; "" for none.
-func (r *Rollout) atBegin(n *updateNode, now time.Time) string {
+func (r *Rollout) atBegin(n *updateNode, now time.Time) rolloutAction {
 	switch {
 	case r.ours(n) && n.mark.corrected(now) != n.mark:
 		return actCorrect
@@ -727,20 +763,20 @@ func (r *Rollout) patchOf(a rolloutAct, now time.Time) map[string]any {
 			m = rolloutMark{Golden: r.Order.Golden, Cordoned: m.Cordoned}
 		}
 		uncordon()
-		m.Given, m.Drain, m.Unheld = now, time.Time{}, time.Time{}
+		m.Given, m.Drain, m.Released = now, time.Time{}, time.Time{}
 		annotations[order.AnnotationOrder] = r.orderOf(m, true).String()
 	case actDrain:
 		m.Drain, m.Cordoned = now, !n.unschedulable
 		spec["unschedulable"] = true
-	case actUnhold:
-		m.Unheld = now
+	case actRelease:
+		m.Released = now
 		annotations[order.AnnotationOrder] = r.orderOf(m, false).String()
 	case actUndrain:
 		uncordon()
 		m.Drain = time.Time{}
 	case actWithdraw:
 		uncordon()
-		m.Given, m.Drain, m.Unheld = time.Time{}, time.Time{}, time.Time{}
+		m.Given, m.Drain, m.Released = time.Time{}, time.Time{}, time.Time{}
 		annotations[order.AnnotationOrder] = nil
 	case actCorrect:
 		m = m.corrected(now)

@@ -80,7 +80,7 @@ func (f *fleet) simulate(r *Rollout, left func(node string) int) error {
 				if left != nil && left(a.node.name) > 0 {
 					continue
 				}
-				a.what = actUnhold
+				a.what = actRelease
 			}
 			f.Change(a.node.name, r.patchOf(a, now))
 		}
@@ -493,7 +493,7 @@ func (f *fleet) mark(r *Rollout, name, state string, m rolloutMark) {
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	o := r.orderOf(m, m.Unheld.IsZero())
+	o := r.orderOf(m, m.Released.IsZero())
 	f.Annotate(name, fleettest.Object{annotationRollout: string(b), order.AnnotationOrder: o.String(),
 		order.AnnotationAnswer: order.Answer{Plan: oldPlan, Serial: 1, Order: o.Key(), State: state}.String()})
 	f.Change(name, fleettest.Object{"spec": fleettest.Object{"unschedulable": m.Cordoned}})
@@ -507,7 +507,7 @@ func (f *fleet) plans(r *Rollout) (out []string) {
 		f.t.Fatal(err)
 	}
 	for _, a := range r.plan(all, time.Now()).acts {
-		out = append(out, strings.TrimSpace(a.node.name+" "+a.what+" "+a.result))
+		out = append(out, strings.TrimSpace(a.node.name+" "+string(a.what)+" "+a.result))
 	}
 	return out
 }
@@ -561,8 +561,8 @@ func TestRolloutPaused(t *testing.T) {
 	}{
 		{order.StateWithdrawn, rolloutMark{Given: ago}, "", ""},
 		{order.StateHeld, rolloutMark{Given: ago, Drain: ago, Cordoned: true}, "a-1 undrain", "a-1 evict"},
-		{order.StateWithdrawn, rolloutMark{Given: ago, Drain: ago, Unheld: ago, Cordoned: true}, "a-1 withdraw", "a-1 withdraw"},
-		{order.StateTrial, rolloutMark{Given: ago, Drain: ago, Unheld: ago, Cordoned: true}, "", ""},
+		{order.StateWithdrawn, rolloutMark{Given: ago, Drain: ago, Released: ago, Cordoned: true}, "a-1 withdraw", "a-1 withdraw"},
+		{order.StateTrial, rolloutMark{Given: ago, Drain: ago, Released: ago, Cordoned: true}, "", ""},
 	} {
 		f, r := newStill(t), rollout(nil)
 		f.add(fleettest.Works, nil, "a-1")
@@ -589,7 +589,7 @@ func TestRolloutStopUncordons(t *testing.T) {
 	for _, state := range []string{order.StateHeld, order.StateWaiting, order.StateRestarting} {
 		f, r, now := newStill(t), rollout(nil), time.Now()
 		f.add(fleettest.Works, nil, "a-1")
-		f.mark(r, "a-1", state, rolloutMark{Given: now, Drain: now, Unheld: now, Cordoned: true})
+		f.mark(r, "a-1", state, rolloutMark{Given: now, Drain: now, Released: now, Cordoned: true})
 		if _, err := f.client.HaltUpdates(t.Context(), true); err != nil {
 			t.Fatal(err)
 		}
@@ -611,7 +611,7 @@ func TestRolloutAfterStop(t *testing.T) {
 	for _, state := range []string{order.StateRestarting, order.StateFailed, order.StateDone} {
 		f, r, now := newStill(t), rollout(nil), time.Now()
 		f.add(fleettest.Works, nil, "a-1")
-		f.mark(r, "a-1", state, rolloutMark{Given: now, Drain: now, Unheld: now, Cordoned: true})
+		f.mark(r, "a-1", state, rolloutMark{Given: now, Drain: now, Released: now, Cordoned: true})
 		next := rollout(func(r *Rollout) { r.Order.Golden = strings.Repeat("cd", 32) })
 		check := func() error {
 			_, err := f.client.CheckRollout(t.Context(), next)
@@ -732,8 +732,8 @@ func TestRolloutOutsideTheWindow(t *testing.T) {
 		{order.StepWindow, "", rolloutMark{Given: ago}},
 		{"root", "a-1 finish failed", rolloutMark{Given: ago}},
 		{order.StepWindow, "a-1 undrain", rolloutMark{Given: ago, Drain: ago, Cordoned: true}},
-		{order.StepWindow, "a-1 give", rolloutMark{Given: ago, Drain: ago, Unheld: ago, Cordoned: true}},
-		{"update-lease", "a-1 finish failed", rolloutMark{Given: ago, Drain: ago, Unheld: ago, Cordoned: true}},
+		{order.StepWindow, "a-1 give", rolloutMark{Given: ago, Drain: ago, Released: ago, Cordoned: true}},
+		{"update-lease", "a-1 finish failed", rolloutMark{Given: ago, Drain: ago, Released: ago, Cordoned: true}},
 	} {
 		f, r := newStill(t), rollout(nil)
 		f.add(fleettest.Works, nil, "a-1")

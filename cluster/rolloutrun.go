@@ -44,7 +44,7 @@ type UpdateRow struct {
 func (r *Rollout) row(n *updateNode, ring string) UpdateRow {
 	m := n.mark
 	row := UpdateRow{Node: n.name, Ring: ring, State: r.state(n), Image: n.answer.Image, Plan: n.answer.Plan}
-	row.Since = cmp.Or(m.Ended, m.Unheld, m.Drain, m.Given)
+	row.Since = cmp.Or(m.Ended, m.Released, m.Drain, m.Given)
 	switch {
 	case row.State == UpdateFailed:
 		row.Detail = cmp.Or(n.rejected, m.Reason)
@@ -147,10 +147,10 @@ func (c *Client) HaltUpdates(ctx context.Context, stop bool) (int, error) {
 		if !n.answered && n.order == "" && n.mark.Golden == "" {
 			return nil
 		}
-		what := ""
+		var what rolloutAction
 		switch {
 		case !stop || n.mark.Result != "":
-		case n.mark.Unheld.IsZero() || n.answer.State == order.StateHeld || n.halt == haltStopped:
+		case n.mark.Released.IsZero() || n.answer.State == order.StateHeld || n.halt == haltStopped:
 			what = actWithdraw
 		default:
 			what = actUndrain // it may be restarting, but no rollout uncordons it then
@@ -538,7 +538,7 @@ func (c *Client) act(ctx context.Context, r *Rollout, v *nodeView, a rolloutAct)
 		if err != nil || left > 0 {
 			return err
 		}
-		a.what = actUnhold
+		a.what = actRelease
 	}
 	u, err := c.patchNode(ctx, a.node.name, r.patchOf(a, time.Now()))
 	switch {
