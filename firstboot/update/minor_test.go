@@ -297,7 +297,7 @@ func TestUncordonFirst(t *testing.T) {
 	b.runs(ondisk.LabelRootB, "minor.raw.zst")
 	info := b.get("efi/" + ondisk.ESPImageInfo)
 	b.put("efi/"+ondisk.ESPImageInfo, "")
-	if err := Finish(t.Context(), e); err == nil || c.Nodes[memberName].Spec.Unschedulable {
+	if err := Finish(t.Context(), e); err != nil || !e.Exists(planFile) || c.Nodes[memberName].Spec.Unschedulable {
 		t.Errorf("%v, unschedulable: %v", err, c.Nodes[memberName].Spec.Unschedulable)
 	}
 	b.put("efi/"+ondisk.ESPImageInfo, info)
