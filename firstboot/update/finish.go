@@ -170,7 +170,7 @@ func (u *job) begin(phase string, out func(text string)) {
 func (u *job) say(format string, args ...any) {
 	u.state.Detail = fmt.Sprintf(format, args...)
 	if f := u.fetch; f != nil {
-		u.state.Fetched, u.state.Total, u.state.LeftSeconds = f.fetched, f.total, int64(f.left.Seconds())
+		u.state.Fetched, u.state.Total, u.state.LeftSeconds = f.fetched, f.total, int64(f.remaining.Seconds())
 	}
 	u.save()
 	u.out(u.state.Detail)

@@ -78,14 +78,14 @@ type fetcher struct {
 	tell func(format string, args ...any)
 	now  func() time.Time
 
-	buf     []byte
-	total   int64 // maximum bytes to download in all phases; 0: unknown
-	fetched int64
-	left    time.Duration // estimated remaining time; 0: unknown
-	// begun is when this phase's download started, and base the value of fetched at that time.
-	begun time.Time
-	base  int64
-	told  time.Time
+	buf       []byte
+	total     int64 // maximum bytes to download in all phases; 0: unknown
+	fetched   int64
+	remaining time.Duration // estimate; 0: unknown
+	// phaseStart is when this phase's download started, and phaseBase the value of fetched then.
+	phaseStart time.Time
+	phaseBase  int64
+	lastTold   time.Time // when tell was called last
 }
 
 // tellEvery is the interval of progress messages.
@@ -212,31 +212,31 @@ func (f *fetcher) sameImage(ctx context.Context) error {
 
 // count adds downloaded bytes, and reports the progress.
 func (f *fetcher) count(n int) {
-	if f.begun.IsZero() {
-		f.begun, f.base = f.now(), f.fetched
+	if f.phaseStart.IsZero() {
+		f.phaseStart, f.phaseBase = f.now(), f.fetched
 	}
 	f.fetched += int64(n)
 	now := f.now()
-	if f.fetched != f.total && now.Sub(f.told) < tellEvery {
+	if f.fetched != f.total && now.Sub(f.lastTold) < tellEvery {
 		return
 	}
-	f.told, f.left = now, 0
+	f.lastTold, f.remaining = now, 0
 	if f.total < f.fetched {
 		f.tell("%s: %s", f.src.Name(), bytesize.MB(f.fetched))
 		return
 	}
 	left := ""
-	if took, came := now.Sub(f.begun), f.fetched-f.base; took > tellEvery && came > 0 && f.fetched < f.total {
+	if took, came := now.Sub(f.phaseStart), f.fetched-f.phaseBase; took > tellEvery && came > 0 && f.fetched < f.total {
 		rest := took.Seconds() * float64(f.total-f.fetched) / float64(came)
-		f.left = time.Duration(rest) * time.Second
-		left = ", " + f.left.String() + " left"
+		f.remaining = time.Duration(rest) * time.Second
+		left = ", " + f.remaining.String() + " left"
 	}
 	f.tell("%s: %s%s", f.src.Name(), bytesize.MBOf(f.fetched, f.total), left)
 }
 
 // expect adds these chunks to the expected download, and starts a phase of it.
 func (f *fetcher) expect(p *chunk.Part, chunks []int) {
-	f.total, f.begun = max(f.total, f.fetched+update.Bytes(f.image.Spans(p, chunks))), time.Time{}
+	f.total, f.phaseStart = max(f.total, f.fetched+update.Bytes(f.image.Spans(p, chunks))), time.Time{}
 }
 
 // assemble writes a part's file system to the beginning of dev, which nothing else may use. It
