@@ -35,7 +35,8 @@ type group struct {
 	lastDests  []kernel.Dest // the previous real servers, for choose
 	hostsAddr  netip.Addr    // address in the hosts file
 	allJudged  bool          // every API server has had its first verdict
-	// cert is the node's own certificate, certFile the content of its file.
+	// cert is the node's own certificate, certFile the content of its file; certMu guards them.
+	certMu   sync.Mutex
 	cert     *tls.Certificate
 	certFile []byte
 
@@ -262,16 +263,25 @@ func (g *group) loadCA() {
 	g.retryLearning()
 }
 
-// target returns the probe's target for an API server. g.mu must be held.
+// target returns the probe's target for an API server. g.mu must not be held, since target may read
+// the node's certificate from the disk.
 func (g *group) target(a netip.AddrPort, name string) probe.Target {
+	t := g.bareTarget(a, name)
+	if t.Roots != nil && !t.Probe.Plain {
+		t.Client = g.client()
+	}
+	return t
+}
+
+// bareTarget is target without the node's certificate.
+func (g *group) bareTarget(a netip.AddrPort, name string) probe.Target {
+	g.mu.Lock()
+	defer g.mu.Unlock()
 	sni := g.server.Host
 	if sni == "" {
 		sni = probe.CertName
 	}
 	t := probe.Target{Addr: a, Name: name, SNI: sni, Probe: g.server.Probe, Roots: g.roots.Load()}
-	if t.Roots != nil && !t.Probe.Plain {
-		t.Client = g.client()
-	}
 	if m := g.apiServers[a]; m != nil {
 		t.Sessions = &m.sessions
 	}
@@ -280,7 +290,7 @@ func (g *group) target(a netip.AddrPort, name string) probe.Target {
 
 // client returns the node's certificate, or nil before the node has joined.
 // Without a certificate, kube-apiserver closes the connection after each answer
-// (its mitigation of CVE-2023-44487). g.mu must be held.
+// (its mitigation of CVE-2023-44487).
 func (g *group) client() *tls.Certificate {
 	file := g.d.opt.ClientCert
 	if file == "" {
@@ -290,6 +300,8 @@ func (g *group) client() *tls.Certificate {
 	if err != nil {
 		return nil
 	}
+	g.certMu.Lock()
+	defer g.certMu.Unlock()
 	if g.cert != nil && bytes.Equal(data, g.certFile) {
 		return g.cert
 	}
@@ -328,11 +340,7 @@ func (g *group) updateWatchers(ctx context.Context) {
 		m.cancel = cancel
 		w := &watcher{
 			profile: g.watcherProfile(), fall: g.server.Fall, renew: m.renew, probeNow: m.probeNow, slots: g.d.slots, ticks: g.d.reconciler.ticks,
-			target: func() probe.Target {
-				g.mu.Lock()
-				defer g.mu.Unlock()
-				return g.target(a, name)
-			},
+			target:       func() probe.Target { return g.target(a, name) },
 			observe:      func(c probe.Outcome, err error) (State, bool) { return g.observe(mctx, a, m, c, err) },
 			clusterCheck: func(ctx context.Context) (probe.Outcome, error) { return g.checkCluster(ctx, a, m) },
 			count:        func(c counter) { g.d.stats.wire[c].Add(1) },

@@ -160,8 +160,9 @@ func uidOf(ctx context.Context, t probe.Target, path string) (shownUID, error) {
 // checkCluster checks the cluster of an API server on a new connection.
 func (g *group) checkCluster(ctx context.Context, a netip.AddrPort, m *apiServer) (probe.Outcome, error) {
 	g.mu.Lock()
-	joined, t := g.server.Joined, g.target(a, m.name)
+	joined, name := g.server.Joined, m.name
 	g.mu.Unlock()
+	t := g.target(a, name)
 	if joined == (Joined{}) || t.Roots == nil || t.Probe.Unsafe || t.Probe.Plain {
 		return probe.OK, nil
 	}

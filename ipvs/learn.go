@@ -300,6 +300,15 @@ func (g *group) learn(ctx context.Context) error {
 // the same API server while that is up, so that an error is logged once. If none is up, the target
 // has no address; without a CA it has no roots. In both cases retryLearning triggers the next read.
 func (g *group) pickSource() (from probe.Target, configured []Master) {
+	source, name, configured := g.nextSource()
+	if source.IsValid() {
+		from = g.target(source, name)
+	}
+	return from, configured
+}
+
+// nextSource returns the API server of pickSource, with its name.
+func (g *group) nextSource() (source netip.AddrPort, name string, configured []Master) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if m := g.apiServers[g.list.source]; m == nil || m.health.State != Up {
@@ -311,11 +320,11 @@ func (g *group) pickSource() (from probe.Target, configured []Master) {
 			}
 		}
 	}
-	if m := g.apiServers[g.list.source]; m != nil {
-		from = g.target(g.list.source, m.name)
+	m := g.apiServers[g.list.source]
+	if g.list.noSource = m == nil || g.roots.Load() == nil; m != nil {
+		name = m.name
 	}
-	g.list.noSource = from.Roots == nil
-	return from, g.server.Masters
+	return g.list.source, name, g.server.Masters
 }
 
 // retryLearning triggers a read of the list if the last one found no API server to read from. g.mu
@@ -418,9 +427,7 @@ func (g *group) anyProves(ctx context.Context, masters []Master) bool {
 			}
 			a = netip.AddrPortFrom(addrs[0], m.Port)
 		}
-		g.mu.Lock()
 		t := g.target(a, m.Host)
-		g.mu.Unlock()
 		if e, skew, err := fetch(ctx, t, 3*time.Second); err == nil && t.Probe.Judge(e, skew).Alive() {
 			return true
 		}
