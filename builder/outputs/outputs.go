@@ -1,6 +1,6 @@
 // Package outputs determines the names of the files of builds: the image with its report and SBOM,
 // the lock next to the document, and an exported base. It reports errors in writing them before a
-// build begins.
+// build begins, and decides whether an image that exists is current.
 package outputs
 
 import (

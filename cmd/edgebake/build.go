@@ -23,7 +23,6 @@ import (
 	"github.com/edgebake/edgebake/configs/joined"
 	"github.com/edgebake/edgebake/configs/strict"
 	"github.com/edgebake/edgebake/ondisk"
-	"github.com/edgebake/edgebake/ondisk/file"
 	"github.com/edgebake/edgebake/ondisk/slot"
 	"github.com/spf13/cobra"
 )
@@ -190,12 +189,13 @@ read from the environment variable
 	f.BoolVar(&b.asJSON, "json", false, "print events and the report as JSON, one object a line")
 	cli.FileFlag(c, &b.plan, "plan", "build from this plan, which edgebake plan --output json printed, instead of an Image", "json")
 	cli.TakesDocument(s, c, 0, cli.ImageHere())
-	b.takesPlan(s, c)
+	b.allowPlan(s, c)
 	return c
 }
 
-// takesPlan makes --plan an alternative to the document operand.
-func (b *buildFlags) takesPlan(s streams, c *cobra.Command) {
+// allowPlan makes --plan an alternative to the document operand: it puts the case of --plan before
+// the command's own Args and RunE.
+func (b *buildFlags) allowPlan(s streams, c *cobra.Command) {
 	check, run := c.Args, c.RunE
 	c.Args = func(c *cobra.Command, args []string) error {
 		if b.plan == "" {
@@ -262,14 +262,10 @@ func (b *buildFlags) run(ctx context.Context, s streams, doc documents.Source, t
 	}
 	blocked := b.prepare(s, targets)
 	if b.keepsCurrent() && joined.AllAre(blocked, fs.ErrExist) {
-		existing, err := existingImages(ctx, targets)
-		if err != nil {
-			return blocked
-		}
-		if reports := currentReports(existing); reports != nil {
+		var reports []*builder.Report
+		if reports, blocked = outputs.Current(ctx, targets, doc.Name, blocked); blocked == nil {
 			return b.printCurrent(s, targets, reports)
 		}
-		blocked = blamePlan(blocked, doc.Name, existing)
 	}
 	if blocked != nil {
 		return blocked
@@ -325,72 +321,6 @@ func (b *buildFlags) run(ctx context.Context, s streams, doc documents.Source, t
 // keepsCurrent reports whether the build does nothing if its images exist and are current.
 func (b *buildFlags) keepsCurrent() bool {
 	return !b.update && b.Base == "" && b.ExportBase == "" && b.Sign == ""
-}
-
-// existingImage is an image that exists at the output of a build.
-type existingImage struct {
-	path      string
-	otherPlan bool            // it was built from another plan
-	report    *builder.Report // nil unless the image equals the one that the build would make
-}
-
-// existingImages compares the images at the targets' outputs with those that the build would make.
-func existingImages(ctx context.Context, targets []outputs.Target) ([]existingImage, error) {
-	var all []existingImage
-	for _, t := range targets {
-		x := existingImage{path: t.Options.Output}
-		id, err := planID(ctx, t)
-		if err != nil {
-			return nil, err
-		}
-		if info, err := media.Inspect(x.path); err == nil {
-			x.otherPlan = info.Image.Plan != id
-			if !x.otherPlan && info.Slot.State == media.SlotGolden {
-				if r, err := outputs.ReadReport(x.path); err == nil && r.Plan == id && r.Golden == info.Slot.Golden {
-					x.report = r
-				}
-			}
-		}
-		all = append(all, x)
-	}
-	return all, nil
-}
-
-// currentReports returns the images' reports, or nil unless all images are current.
-func currentReports(images []existingImage) []*builder.Report {
-	var reports []*builder.Report
-	for _, x := range images {
-		if x.report == nil {
-			return nil
-		}
-		reports = append(reports, x.report)
-	}
-	return reports
-}
-
-// blamePlan rewords the errors about images that were built from another plan than the document's.
-func blamePlan(err error, document string, images []existingImage) error {
-	return joined.Each(err, func(e error) error {
-		var exists *file.ExistsError
-		for _, x := range images {
-			if x.otherPlan && errors.As(e, &exists) && exists.Path == x.path {
-				return fmt.Errorf("output %s was built from another plan: %s or another input has changed since; --force replaces it", x.path, configs.FileName(document))
-			}
-		}
-		return e
-	})
-}
-
-// planID returns the ID of the target's plan.
-func planID(ctx context.Context, t outputs.Target) (string, error) {
-	p := t.Plan
-	if p == nil {
-		var err error
-		if p, err = builder.Resolve(ctx, t.Image, t.Options); err != nil {
-			return "", err
-		}
-	}
-	return p.ID()
 }
 
 // printCurrent prints the reports of images that are up to date.

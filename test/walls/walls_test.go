@@ -68,7 +68,7 @@ var mayImport = map[string][]string{
 	"builder":            {"builder/...", "overlays/...", "configs/...", "ondisk/...", "openyurt"},
 	// Above the build: documents and files that commands read and write.
 	"builder/documents": {"configs/bytesize", "configs/joined", "builder", "builder/media", "overlays/siteconf", "configs", "configs/strict", "configs/clusterdoc", "configs/ignition", "configs/manifest", "configs/sealed", "ondisk", "ondisk/slot"},
-	"builder/outputs":   {"configs/joined", "builder", "builder/plan", "configs", "ondisk/file"},
+	"builder/outputs":   {"configs/joined", "builder", "builder/media", "builder/plan", "configs", "ondisk/file"},
 	"builder/signing":   {"builder/media", "ondisk", "ondisk/file", "ondisk/slot"},
 	"overlays":          {"openyurt", "configs", "ondisk", "ondisk/tree"},
 	"overlays/siteconf": {"configs/ignition", "configs/forms", "openyurt", "configs", "ondisk", "configs/kubeadm", "configs/templates"},
