@@ -220,6 +220,9 @@ func (f *Flash) fill() error {
 		if c, err = f.m.slotOf(*f.o.Site, f.o.Stamp); err == nil {
 			f.Slot = c.Info
 			f.slot, err = slot.Make(c)
+		} else if own, unread := slot.ReadInfo(f.m.section(p)); unread == nil && len(f.o.Keys) > 0 {
+			_, wrong := f.m.signedBy(own, f.o.Keys) // report it together with the Site's problems
+			return errors.Join(err, wrong)
 		}
 		f.State = SlotSite
 		if f.o.Site.Doc != nil {
