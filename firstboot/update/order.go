@@ -54,11 +54,12 @@ type orderRecord struct {
 // maxTries is the maximum number of attempts that are cut off.
 const maxTries = 5
 
-// The pause after an attempt that failed because of the connection or the server. It doubles with
-// each failure in a row.
+// The time after the last reading of the Node at which the next attempt begins, if one failed because
+// of the connection or the server. It doubles with each failure in a row. Over a metered link, the
+// Node is not read more often than maxOrderPause.
 const (
 	firstOrderPause = 10 * time.Minute
-	maxOrderPause   = time.Hour
+	maxOrderPause   = askMetered
 )
 
 // askMetered is the interval at which the Node is read over a metered link if there is nothing to
@@ -400,7 +401,7 @@ func (o *orders) conclude(err error) error {
 		err = o.end(order.StateWaiting, reason)
 	case errors.As(err, new(*temporaryError)):
 		r.Tries = max(0, r.Tries-1)
-		r.Next = o.e.Now().UTC().Add(min(firstOrderPause<<min(r.Failures, 10), maxOrderPause))
+		r.Next = o.asked.UTC().Truncate(time.Second).Add(min(firstOrderPause<<min(r.Failures, 10), maxOrderPause))
 		r.Failures++
 		err = o.end(order.StateWaiting, fmt.Sprintf("%s; next attempt after %s", printable.Short(reason, 350), r.Next.Format("15:04 MST")))
 	case r.State != order.StateRestarting && errors.Is(err, context.DeadlineExceeded) && r.Tries < maxTries:

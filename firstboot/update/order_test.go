@@ -458,25 +458,31 @@ func TestOrderRejected(t *testing.T) {
 // between attempts grow to an hour, and the answer has the time of the next one. A new order is
 // tried at once.
 func TestOrderRetries(t *testing.T) {
+	busy := func(l *slowLine, is bool) {
+		if l.status = 0; is {
+			l.status = http.StatusServiceUnavailable
+		}
+	}
 	for name, down := range map[string]func(*slowLine, bool){
 		"unreachable": func(l *slowLine, is bool) {
 			if l.err = nil; is {
 				l.err = errors.New("connection refused")
 			}
 		},
-		"503": func(l *slowLine, is bool) {
-			if l.status = 0; is {
-				l.status = http.StatusServiceUnavailable
-			}
-		},
+		"503": busy, "metered": busy,
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newOrdered(t)
-			b.give()
+			words, every := "", 10*time.Minute
+			if name == "metered" {
+				every = 14 * time.Minute
+				b.site, words = []string{"ipvs: {profile: metered}"}, "max-bytes=8M"
+			}
+			b.give(words)
 			down(b.images, true)
 			var pauses []time.Duration // between attempts
 			last, asked := b.now, 0
-			for began := b.now; b.now.Sub(began) < 24*time.Hour; b.now = b.now.Add(10 * time.Minute) { // the timer runs
+			for began := b.now; b.now.Sub(began) < 24*time.Hour; b.now = b.now.Add(every) { // the timer runs
 				at := b.now
 				b.must()
 				if b.says(order.StateWaiting, "; next attempt after "); t.Failed() {
@@ -487,17 +493,20 @@ func TestOrderRetries(t *testing.T) {
 					pauses, last = append(pauses, at.Sub(last).Round(10*time.Minute)), at
 				}
 			}
-			if want := []time.Duration{0, 10 * time.Minute, 20 * time.Minute, 40 * time.Minute, time.Hour, time.Hour}; len(pauses) < 20 || len(pauses) > 30 || !slices.Equal(pauses[:len(want)], want) {
+			if want := []time.Duration{0, 10 * time.Minute, 20 * time.Minute, 40 * time.Minute, time.Hour, time.Hour}; len(pauses) < 20 || len(pauses) > 30 || !slices.Equal(pauses[:len(want)], want) && name != "metered" {
 				t.Errorf("the pauses are %s", pauses)
 			}
-			b.says(order.StateWaiting, map[string]string{"503": "503", "unreachable": "refused"}[name])
-			b.give("again=2")
+			b.says(order.StateWaiting, map[string]string{"503": "503", "unreachable": "refused", "metered": "503"}[name])
+			b.give("again=2", words)
+			if name == "metered" {
+				b.now = b.now.Add(time.Hour)
+			}
 			b.must()
 			if b.images.requests == asked {
 				t.Error("the new order was not tried at once")
 			}
 			down(b.images, false)
-			b.now = b.now.Add(10 * time.Minute)
+			b.now = b.now.Add(time.Hour)
 			b.must()
 			b.updated()
 		})
