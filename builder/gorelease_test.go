@@ -139,19 +139,21 @@ func TestLockNamesGo(t *testing.T) {
 	}
 	for _, c := range []struct {
 		release, requires string
-		ok                bool
-		asked             string
+		compiles          bool
 	}{
-		{"go1.99.1", "go1.99.1", false, "env"},
-		{"go1.21.0", "go1.21.5", false, "env"}, // the module requires a release that differs from the lock's
-		{"go1.21.0", here, true, ""},           // go fetches the required release, as it did for the lock
-		{here, here, true, ""},
+		{"go1.99.1", "go1.99.1", false},
+		{"go1.21.0", "go1.21.5", false}, // the module requires a release that differs from the lock's
+		{"go1.21.0", here, true},        // go fetches the required release, as it did for the lock
+		{here, here, true},
 	} {
 		forget()
 		is(c.release, c.requires)
 		_, err := build(nil, true)
 		said := asked()
-		if c.ok {
+		if c.compiles != strings.Contains(said, "build") {
+			t.Errorf("go %s, module %s: compiled: %t, want %t: %s", c.release, c.requires, !c.compiles, c.compiles, said)
+		}
+		if c.compiles {
 			if err != nil {
 				t.Errorf("go %s, module %s: %v", c.release, c.requires, err)
 			}
@@ -162,9 +164,6 @@ func TestLockNamesGo(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("go %s, module %s: error lacks %q: %v", c.release, c.requires, want, err)
 			}
-		}
-		if strings.Contains(said, "build") {
-			t.Errorf("go %s, module %s: it was compiled: %s", c.release, c.requires, said)
 		}
 	}
 
