@@ -89,7 +89,7 @@ func removeBackups(e *machine.Env) error {
 
 // serverVersion returns the version of the API server in kubelet.conf.
 func serverVersion(ctx context.Context, e *machine.Env) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, machine.ProbeTimeout)
+	ctx, cancel := e.ForProbe(ctx)
 	defer cancel()
 	c, err := member.NodeClient(e)
 	if err != nil {

@@ -132,6 +132,8 @@ type Platform struct {
 // Network connects to other machines, and accepts their connections.
 type Network struct {
 	Dial kubeapi.DialFunc
+	// ProbeTimeout limits the connection to one API server; 0: 4 seconds.
+	ProbeTimeout time.Duration
 	// Sessions keeps TLS sessions with API servers; nil: none is kept.
 	Sessions *kubeapi.Sessions
 	// Listen accepts connections at one of this machine's own addresses.

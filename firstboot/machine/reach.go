@@ -2,6 +2,7 @@ package machine
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -43,8 +44,13 @@ func HasRoute(ctx context.Context, e *Env, masters []string) error {
 	return errors.Join(errs...)
 }
 
-// ProbeTimeout limits the connection to one API server.
-const ProbeTimeout = 4 * time.Second
+// probeTimeout is the default of Network.ProbeTimeout.
+const probeTimeout = 4 * time.Second
+
+// ForProbe returns a context for a connection to one API server.
+func (e *Env) ForProbe(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, cmp.Or(e.ProbeTimeout, probeTimeout))
+}
 
 // PlainNet removes the address from a dial error, for callers that print it themselves.
 func PlainNet(err error) error {
@@ -57,7 +63,7 @@ func PlainNet(err error) error {
 
 // Answers returns nil if a connection to addr succeeds.
 func Answers(ctx context.Context, e *Env, addr string) error {
-	ctx, cancel := context.WithTimeout(ctx, ProbeTimeout)
+	ctx, cancel := e.ForProbe(ctx)
 	defer cancel()
 	conn, err := e.Dial(ctx, "tcp", addr)
 	if err != nil {

@@ -111,7 +111,7 @@ func NewerCA(ctx context.Context, e *machine.Env, site *configs.Site) []byte {
 	if ca := kubeapi.Reissued(have, []byte(site.CACert), e.Now()); ca != nil {
 		return ca
 	}
-	ctx, cancel := context.WithTimeout(ctx, machine.ProbeTimeout)
+	ctx, cancel := e.ForProbe(ctx)
 	defer cancel()
 	masters := MastersOf(e, site)
 	found := make([][]byte, len(masters))

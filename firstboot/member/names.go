@@ -24,7 +24,7 @@ func EveryAPIServerIsNamed(ctx context.Context, e *machine.Env, masters []string
 // CheckServerNames checks in parallel whether each API server's certificate has one of names. The
 // errors are in the order of masters.
 func CheckServerNames(ctx context.Context, e *machine.Env, masters []string, ca []byte, names ...string) []error {
-	ctx, cancel := context.WithTimeout(ctx, machine.ProbeTimeout)
+	ctx, cancel := e.ForProbe(ctx)
 	defer cancel()
 	errs := make([]error, len(masters))
 	var wg sync.WaitGroup

@@ -22,7 +22,7 @@ import (
 // Reach connects to all API servers in parallel. It returns the first one that answers, or the
 // errors of all.
 func Reach(ctx context.Context, e *machine.Env, masters []string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, machine.ProbeTimeout)
+	ctx, cancel := e.ForProbe(ctx)
 	defer cancel()
 	var mu sync.Mutex
 	var wg sync.WaitGroup
@@ -224,7 +224,7 @@ func APIServerAddrs(ctx context.Context, e *machine.Env, site *configs.Site, mas
 	if _, err := netip.ParseAddr(host); err == nil {
 		return []string{master}, nil
 	}
-	bounded, cancel := context.WithTimeout(ctx, machine.ProbeTimeout)
+	bounded, cancel := e.ForProbe(ctx)
 	defer cancel()
 	addrs, err := e.Resolve(bounded, host)
 	if err != nil {

@@ -290,7 +290,7 @@ func (b *box) env() *machine.Env {
 			Unit:      func(_ context.Context, verb, unit string) error { return b.unit(verb, unit) },
 			UnitState: func(context.Context, string) (string, error) { return "inactive", nil },
 		},
-		Network: machine.Network{Get: func(ctx context.Context, url string, header http.Header, _ []string) (*http.Response, error) {
+		Network: machine.Network{ProbeTimeout: time.Minute, Get: func(ctx context.Context, url string, header http.Header, _ []string) (*http.Response, error) {
 			req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 			if err != nil {
 				return nil, err

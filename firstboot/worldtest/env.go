@@ -264,8 +264,9 @@ func (w *World) platform() machine.Platform {
 // network returns access to the cluster, and to the health ports of this machine.
 func (w *World) network() machine.Network {
 	return machine.Network{
-		Dial:   w.dial,
-		Listen: func(_ context.Context, addr string) (net.Listener, error) { return w.Listen(addr) },
+		Dial:         w.dial,
+		ProbeTimeout: time.Minute, // a busy computer must not fail a test
+		Listen:       func(_ context.Context, addr string) (net.Listener, error) { return w.Listen(addr) },
 		Source: func(context.Context, string) (netip.Addr, error) {
 			if w.Offline && !w.HasRoute || !w.networkWorks() {
 				return netip.Addr{}, errors.New("network is unreachable")
