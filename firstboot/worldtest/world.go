@@ -69,21 +69,25 @@ type World struct {
 
 	// A copy does not have the fields below: funcs and servers of this World, and counters of one run.
 
-	SlotReads     []string                 // devices from which more than the label was read
-	clockSteps    map[string]time.Duration // how far the clock was set since a unit's start, by unit
-	ReportProxies []string                 // used for reports
-	// clockAsked counts the calls of BootClock.
-	clockAsked          uint64
-	deadlines           map[time.Time]time.Time
-	hubHealthServer     Listener
-	kubeletHealthServer Listener
-	locks               map[string]bool
-	// NetworkWorks reports whether the present network settings work. If it is nil, they do.
-	NetworkWorks func() bool
-	networkMu    sync.Mutex // several connections are tried at once
+	// Records of one run.
+	SlotReads     []string // devices from which more than the label was read
+	ReportProxies []string // used for reports
+
+	// The clock.
+	clockSteps map[string]time.Duration // how far the clock was set since a unit's start, by unit
+	clockAsked uint64                   // number of calls of BootClock
+	deadlines  map[time.Time]time.Time
 	// TimeServerAnswers reports whether a time server has set the clock. If it is nil, ClockSynced
 	// is used.
 	TimeServerAnswers func() bool
+
+	// The network, servers of this machine, and locks.
+	// NetworkWorks reports whether the present network settings work. If it is nil, they do.
+	NetworkWorks        func() bool
+	networkMu           sync.Mutex // several connections are tried at once
+	hubHealthServer     Listener
+	kubeletHealthServer Listener
+	locks               map[string]bool
 
 	// Only on a control-plane node: kubeadm init phase, ctr run, connections to servers
 	// outside of Cluster, and first boot's listeners.
@@ -95,6 +99,7 @@ type World struct {
 	// DialOther handles addr.
 	RefuseDial func(addr string) (err error, ours bool)
 
+	// Effects and power cuts.
 	Mu           sync.Mutex
 	PowerCutAt   int // number of the first effect that fails; 0: none
 	PoweredOff   bool
