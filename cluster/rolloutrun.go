@@ -464,8 +464,8 @@ func (c *Client) begin(ctx context.Context, r *Rollout, v *nodeView) error {
 
 // actAll carries out the actions of a plan. It stops at a transient error, because the remaining
 // actions may be outdated. An error of a drain concerns only that node, whose drain has a time
-// limit. If the API server rejects a change, the update of that node has failed. acted reports whether there were actions and all were carried out; otherwise problem has
-// the reason.
+// limit. If the API server rejects a change, the update of that node has failed. acted reports
+// whether there were actions and all were carried out; otherwise problem has the reason.
 func (c *Client) actAll(ctx context.Context, r *Rollout, v *nodeView, acts []rolloutAct) (acted bool, problem string, err error) {
 	var drains []error
 	for _, a := range acts {
