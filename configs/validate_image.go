@@ -390,7 +390,7 @@ func badImageRef(ref string) string {
 
 func (c *ContainerImage) validate(path string, probs *Problems) {
 	if _, inRef, ok := strings.Cut(c.Ref, "@"); ok && c.Digest != "" && inRef != c.Digest {
-		probs.Add(path+".digest", "is not the digest in ref")
+		probs.Add(path+".digest", "differs from the digest in ref: omit one of them")
 	}
 }
 

@@ -87,7 +87,7 @@ preferences: {}
 func PlainLists(version string) (string, error) {
 	m := kubeletVersion.FindStringSubmatch(version)
 	if m == nil {
-		return "", fmt.Errorf("unexpected output %q", strings.TrimSpace(version))
+		return "", fmt.Errorf("%q contains no version of kubelet", strings.TrimSpace(version))
 	}
 	if minor, err := strconv.Atoi(m[1]); err != nil || minor < 35 {
 		return "", err

@@ -106,7 +106,7 @@ var errNoManifests = errors.New("not a list of manifests")
 func CheckPacked(path string, packed strict.Secret, probs *strict.Problems) {
 	all, err := Unpack(packed)
 	if err != nil {
-		probs.Add(path, "%v: `edgebake cluster sites` writes this field", err)
+		probs.Add(path, "%v: write the Site again with `edgebake cluster sites`", err)
 	}
 	for _, m := range all {
 		if len(*probs) > strict.MaxProblems {

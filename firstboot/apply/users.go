@@ -55,7 +55,7 @@ func (a *accounts) user(u types.PasswdUser, old manifest, next *manifest) error 
 // removed ones.
 func (a *accounts) removeUser(name string, row []string, rec *account) error {
 	if len(row) != 7 {
-		return fmt.Errorf("its line in %s has %d fields", filePasswd, len(row))
+		return fmt.Errorf("its line in %s has %d fields, not 7", filePasswd, len(row))
 	}
 	for _, r := range a.db[fileGroup].rows {
 		if len(r) == 4 && slices.Contains(split(r[3]), name) {
@@ -145,7 +145,7 @@ func (a *accounts) newLogin(u types.PasswdUser, given int) ([]string, error) {
 // changeLogin changes the row of an existing user.
 func (a *accounts) changeLogin(u types.PasswdUser, row []string, added bool) error {
 	if len(row) != 7 {
-		return fmt.Errorf("its line in %s has %d fields", filePasswd, len(row))
+		return fmt.Errorf("its line in %s has %d fields, not 7", filePasswd, len(row))
 	}
 	if !added {
 		return nil // CheckUser allows no other changes
@@ -170,7 +170,7 @@ func (a *accounts) password(u types.PasswdUser, added bool) error {
 		}
 	}
 	if len(s) != 9 {
-		return fmt.Errorf("its line in %s has %d fields", fileShadow, len(s))
+		return fmt.Errorf("its line in %s has %d fields, not 9", fileShadow, len(s))
 	}
 	switch {
 	case u.PasswordHash != nil && strings.ContainsAny(*u.PasswordHash, ":\n"):
