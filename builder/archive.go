@@ -119,7 +119,7 @@ func (b *executor) checkArchive(ctx context.Context, r debianRecipe) error {
 	return nil
 }
 
-// firstError returns the first error that apt printed, which causes the later ones.
+// firstError returns the first error that apt printed. Later errors usually follow from it.
 func firstError(stderr string) string {
 	for line := range strings.Lines(stderr) {
 		if strings.HasPrefix(line, "E: ") {

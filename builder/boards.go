@@ -57,9 +57,9 @@ func (b *executor) boards(base []tree.Node, kernel string) ([]string, error) {
 	return serves, nil
 }
 
-// firmwareOfGPT returns the date of the first start4.elf that finds its partition on a GPT disk
-// with every bootloader. An older start4.elf needs a bootloader from 2025-02-11 or later, which
-// passes the partition's number (rpi-eeprom, issue 668).
+// firmwareOfGPT returns the date of the first start4.elf that boots from a GPT with every
+// bootloader. An older one boots only with a bootloader from before 2025-02-11 (rpi-eeprom, issue
+// 668).
 func firmwareOfGPT() time.Time { return time.Date(2025, 1, 16, 0, 0, 0, 0, time.UTC) }
 
 var firmwareBuilt = regexp.MustCompile(`VC_BUILD_ID_TIME: ([A-Z][a-z]{2} [ 0-9][0-9] [0-9]{4})`)
@@ -78,8 +78,8 @@ func firmwareDate(firmware []byte) time.Time {
 }
 
 // plainKernel returns an error for a kernel that the boards' firmware cannot start. The firmware
-// supports Linux's own arm64 format (Documentation/arch/arm64/booting.rst), but no compressed EFI
-// program.
+// supports Linux's arm64 image format (Documentation/arch/arm64/booting.rst), but not compressed
+// EFI programs.
 func (b *executor) plainKernel(base []tree.Node, file string) error {
 	const magic, at = "ARM\x64", 56
 	i := slices.IndexFunc(base, func(n tree.Node) bool { return n.Path == file })

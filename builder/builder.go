@@ -26,7 +26,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// Options contains the options of a build.
+// Options configures a build.
 type Options struct {
 	// Dir is the directory of the Image document or of the plan's file. Relative paths in the
 	// document are relative to it.
@@ -116,7 +116,7 @@ type LeftoverError struct{ Err error }
 func (e *LeftoverError) Error() string { return e.Err.Error() }
 func (e *LeftoverError) Unwrap() error { return e.Err }
 
-// keep records for the LeftoverError that something could not be removed.
+// keep records an error about files that could not be removed, as a LeftoverError.
 func (r *buildEnv) keep(err error) {
 	if err == nil {
 		return
@@ -210,7 +210,8 @@ func (s *step) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// importNamed imports a file that the Image names into the cache. It may be missing.
+// importNamed imports a file named by the Image into the cache. The error for a missing file says
+// where relative paths start.
 func (r *buildEnv) importNamed(ctx context.Context, path, want string) (string, error) {
 	sha, err := r.importFile(ctx, r.path(path), want)
 	return sha, notThere(err)

@@ -147,8 +147,8 @@ func (b *executor) checkNetworkManagers(nodes []tree.Node) {
 	}
 }
 
-// checkTree returns an error if the merged tree does not boot on the target machines, or contains
-// files that identify a machine.
+// checkTree returns an error if the merged tree lacks something that is required to boot, or has a
+// file that identifies a machine, is hidden on a booted machine, or is not the expected program.
 func (b *executor) checkTree(nodes []tree.Node) error {
 	var errs []error
 	bad := func(err error) { errs = append(errs, &tree.LayerError{Layer: inputBase, Err: err}) }
@@ -224,8 +224,8 @@ func systemdVersion(nodes []tree.Node) int {
 // and container images may contain code for other processors.
 var programDirs = []string{"usr/bin/", "usr/sbin/", "usr/lib/", "usr/libexec/", "usr/local/", "opt/", "bin/", "sbin/", "lib/"}
 
-// programs lists the paths of programs that consist of one file. The build rejects anything else at
-// these paths, such as a release archive or a server's error page.
+// programs lists the paths at which the build accepts only an ELF program. A release archive or an
+// error page of a server is rejected.
 var programs = []string{"usr/bin/kubelet", "usr/bin/kubeadm", "usr/bin/containerd", "usr/bin/firstboot", "usr/bin/ipvscare", yurthubPath}
 
 // maxArchErrors is the largest number of errors about programs for another architecture.
@@ -272,8 +272,9 @@ func checkPrograms(nodes []tree.Node, blobs tree.Blobs, img *configs.Image) []er
 	return errs
 }
 
-// checkProgram checks that f is a program for the image's architecture and for this path on the
-// node. Messages call it name. err is set only if f could not be read.
+// checkProgram returns a problem if f is an ELF file for another architecture, a yurthub of another
+// version, or no ELF file although path is in programs. name describes f in messages. err is set
+// only if f could not be read.
 func checkProgram(f io.ReaderAt, path, name string, img *configs.Image) (problem, err error) {
 	var head [64]byte // large enough for an ELF header
 	n, err := f.ReadAt(head[:], 0)
@@ -308,7 +309,7 @@ func (b *resolver) checkFile(sha, path, name string) error {
 	return errors.Join(problem, err)
 }
 
-// pid1 is the path of a program that every base contains.
+// pid1 is the path of systemd, which every base must contain.
 const pid1 = "usr/lib/systemd/systemd"
 
 // checkBase returns an error if a local base is for another architecture, before anything is made.

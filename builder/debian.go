@@ -99,18 +99,14 @@ func (b *executor) makeDebian(ctx context.Context, r debianRecipe, w io.Writer, 
 		if b.ShowsDetails {
 			output = ""
 		}
-		return fmt.Errorf("mmdebstrap: %w%s%s", err, debianHint(log.text()), output) // the hint first, then mmdebstrap's output
+		return fmt.Errorf("mmdebstrap: %w%s%s", err, debianHint(log.text()), output)
 	}
 	return nil
 }
 
-// newScratch makes the directory for mmdebstrap. Its path is absolute and has no symbolic links:
-// mmdebstrap runs in /, and mountsBelow compares the path with the kernel's list of mounts.
-//
-// A base contains setuid programs. If they belong to root, other users must not reach them: only
-// root and apt's own user, which downloads, may enter the directory. apt's user cannot write to it,
-// so that a compromised download replaces nothing. For an ordinary user, they belong to an ID of
-// the user namespace that owns nothing else, so everybody may enter.
+// newScratch makes the directory for mmdebstrap. Its path is absolute and has no symbolic links, as
+// mountsBelow requires. For root, only root and apt's user may enter the directory, because the
+// base will contain root's setuid programs.
 func newScratch() (string, error) {
 	parent, err := filepath.Abs(os.TempDir())
 	if err == nil {
@@ -220,7 +216,7 @@ func debianHint(log string) string {
 		return "\nA package is not in this suite or component: check base.debian.packages, suite and sources."
 	case has("Temporary failure resolving") || has("Could not connect") || has("Connection failed"):
 		return "\nThe archive cannot be reached: check the network and http_proxy, or use another mirror (base.debian.sources) or an exported base (--base)."
-	// Check this first: newuidmap also fails in this case.
+	// Check this before newuidmap, which also fails in this case.
 	case refusedNamespace.MatchString(log):
 		return "\nThis user cannot create namespaces: set sysctl kernel.unprivileged_userns_clone=1 (Debian) or kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu), and user.max_user_namespaces above 0; or run as root. A container requires --privileged; in a chroot only root can."
 	case has("No space left on device"):

@@ -93,7 +93,7 @@ func (j Job) start(ctx context.Context) (*executor, error) {
 	return e, nil
 }
 
-// forEachJob calls f for each job and joins all errors that differ.
+// forEachJob calls f for each job and joins the distinct errors. It stops if the disk is full.
 func forEachJob(ctx context.Context, jobs []Job, f func(i int, j Job) error) error {
 	var errs []error
 	for i, j := range jobs {
@@ -116,8 +116,8 @@ type executor struct {
 	img     *configs.Image // from the plan, for rendering
 	date    time.Time
 	origins origins
-	// bound means that inputs made again must have the digests in the plan. Otherwise, other
-	// digests renew the lock.
+	// bound means that the build fails if an input that it makes differs from the digest in the
+	// plan. Otherwise, the build renews the lock.
 	bound bool
 	// doc is the Image document, for messages only. It is nil if the plan was read from a file.
 	doc    *configs.Image
@@ -483,8 +483,8 @@ func (b *executor) checkSpace(l *disk.Layout) {
 		bytesize.MiB(root.FSSize), bytesize.MiB(b.RootRoom))})
 }
 
-// write computes the layout and writes the disk. image.json on the ESP describes the layout, which
-// is already known: it depends only on ROOT-A and DATA.
+// write computes the layout and writes the disk. The layout depends only on ROOT-A and DATA, so
+// image.json on the ESP can contain it.
 func (b *executor) write(ctx context.Context, id string, c *composition) (*Report, error) {
 	spec := b.spec(id, c)
 	layout, err := disk.Compute(spec)

@@ -17,8 +17,8 @@ import (
 )
 
 // otherGo puts a fake go on PATH, which copies program instead of compiling. is sets the release of
-// the fake, and the one that the module requires. asked returns the fake's calls since the last is,
-// one a line.
+// the fake, and the one that the module requires. asked returns the fake's calls since the last
+// call of is, one per line.
 func otherGo(t *testing.T, program string) (is func(release, requires string), asked func() string) {
 	t.Helper()
 	dir := t.TempDir()

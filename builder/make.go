@@ -74,8 +74,8 @@ func (b *executor) fetchImages(ctx context.Context) error {
 	return nil
 }
 
-// complete adds facts to the inputs that are known only from their bytes: the digest of the base
-// when uncompressed, and the Go release of programs that the lock does not record.
+// complete adds facts that only the bytes of an input reveal: the digest of the uncompressed base,
+// and the Go release of each program for which the lock does not record it.
 func (b *executor) complete(ctx context.Context) error {
 	for name, in := range b.inputs {
 		var err error
@@ -194,8 +194,8 @@ func (b *buildEnv) compiledBy(sha string) (string, error) {
 	return fetch.CompiledBy(f), nil
 }
 
-// checkGo returns an error if Go has another release than the one in the lock, for locked programs
-// that must be compiled: another release compiles to other bytes.
+// checkGo returns an error if a locked program must be compiled and the installed Go has another
+// release than the one in the lock: it would compile other bytes.
 func (b *executor) checkGo(ctx context.Context, compile []string) error {
 	if !b.Locked {
 		return nil
@@ -234,7 +234,7 @@ func (b *executor) checkGo(ctx context.Context, compile []string) error {
 // anything is compiled.
 func (b *executor) checkVersions(ctx context.Context, compile []string) error {
 	type wanted struct{ module, version string }
-	var order []string // versions in order, as one input that needs each
+	var order []string // one input for each version
 	recipes := map[wanted]fetch.GoRecipe{}
 	for _, name := range compile {
 		r, err := b.goRecipe(name)

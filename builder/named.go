@@ -57,9 +57,9 @@ func namedBy(img *configs.Image, dir string) []named {
 	return list
 }
 
-// LookForFiles returns errors for files and directories that an Image names but that are missing,
-// and for a containerd whose store cannot be baked. It does not look for programs in a directory.
-// Relative paths are relative to dir. The warnings are those of a build.
+// LookForFiles returns errors for files and directories named by an Image that are missing or
+// unusable, and for a containerd version for which images cannot be baked. It does not look for
+// programs in a directory. Relative paths are relative to dir. A build prints the same warnings.
 func LookForFiles(img *configs.Image, dir string) (warnings []string, _ error) {
 	var errs []error
 	for _, n := range namedBy(img, dir) {
@@ -82,7 +82,7 @@ func LookForFiles(img *configs.Image, dir string) (warnings []string, _ error) {
 }
 
 // NotRead returns an error if path is a file that the Image reads, or is in a directory that it
-// reads. path is an output of edgebake, which messages call name.
+// reads. path is an output of edgebake; name describes the output in messages.
 func NotRead(img *configs.Image, dir, name, path string) error {
 	list := namedBy(img, dir)
 	add := func(field string, parts ...string) {
@@ -195,8 +195,8 @@ func realPath(p string) (string, error) {
 	return filepath.EvalSymlinks(p)
 }
 
-// notThere adds the directory where relative paths start to the error for a missing file, because
-// users often expect another directory.
+// notThere adds a hint to the error for a missing file: relative paths start at the Image's
+// directory. Users often expect another directory.
 func notThere(err error) error {
 	var at *fs.PathError
 	if !errors.As(err, &at) || !errors.Is(err, fs.ErrNotExist) {

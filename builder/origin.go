@@ -61,7 +61,8 @@ func (o origin) blame(err error) error {
 // sizeFields maps partition labels to the Image's fields that set their sizes.
 var sizeFields = map[string]string{ondisk.LabelRootA: "disk.root", ondisk.LabelData: "disk.data"}
 
-// place adds the origins to errors about layers, files of layers, and container images.
+// place adds the origin to each error about a layer, a file of a layer, a container image, or the
+// size of a partition.
 func (all origins) place(err error) error {
 	var errs []error
 	for _, e := range joined.Errors(err) {

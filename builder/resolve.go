@@ -30,8 +30,8 @@ const (
 	imagePrefix    = "image "
 	overlayPrefix  = "overlay "
 	fileSrcPrefix  = "file "
-	minRootHead    = 256 << 20 // free bytes on ROOT-A, at least
-	minDataHead    = 512 << 20 // free bytes on DATA before it grows, at least
+	minRootHead    = 256 << 20 // minimum free bytes on ROOT-A
+	minDataHead    = 512 << 20 // minimum free bytes on DATA, before the first boot grows it
 	espSize        = 512 << 20
 	luksGap        = 32 << 20 // twice a LUKS2 header, as in-place encryption requires
 	maxSidecar     = 4 << 10
@@ -350,8 +350,8 @@ func renderedConfig(img *configs.Image, files []tree.Layer) (json.RawMessage, er
 	return canonical(c)
 }
 
-// rendered returns the digest of the files that edgebake renders for an Image. Facts that only the
-// inputs determine are replaced by placeholders.
+// rendered returns the digest of the files that edgebake renders for an Image. Placeholders replace
+// facts that become known only when the inputs are made, such as Debian's containerd version.
 func rendered(img *configs.Image, p *plan.Plan, cni []byte) (string, error) {
 	f := overlays.Facts{SourceDate: time.Unix(p.SourceDate, 0).UTC(), CNI: cni, Containerd: strings.TrimPrefix(img.Containerd.Version, "v")}
 	if img.Containerd.Debian {

@@ -22,7 +22,7 @@ import (
 )
 
 // sbom is an SPDX document of the parts of an image. It is stored on the disk, so its bytes must
-// follow from the plan's ID: programs are described by digest, not by source.
+// depend only on the plan's ID: it describes programs by digest, not by source.
 type sbom struct {
 	doc  *spdx.Document
 	seen map[common.ElementID]bool
@@ -131,7 +131,7 @@ func (b *executor) programsSBOM(d *sbom, image common.ElementID, merged []tree.N
 }
 
 // programVersion returns the version of the module that contains a Go program's main package. If
-// edgebake compiled the program, that is a dependency of the main module.
+// edgebake compiled the program, that module is a dependency of the main module.
 func programVersion(info *debug.BuildInfo) string {
 	of := &info.Main
 	found := 0

@@ -1,11 +1,11 @@
-// Package installer runs on the machine that an installer's stick, ISO or network
-// boot starts. It finds the image that came with it, selects the internal disk by
-// the rule it was given, writes the image with this machine's Site, verifies it,
-// and reports each step on every console.
+// Package installer runs on a machine that was booted from an installer: a stick, an ISO or the
+// network. It selects the internal disk by the installer's rule, writes and verifies the image with
+// this machine's Site, and prints each step on every console.
 //
 // It never guesses. If the rule matches two disks, or an Inventory has no Site for the machine, it
-// waits and shows the disks or the machine. It overwrites an edgebake disk only if it was built to
-// do so, and only once: if the stick stays in the machine, it starts the disk that it installed.
+// waits and shows the disks or the machine. It overwrites an edgebake disk only if the installer
+// was built to do so, and only once: if the stick stays in the machine, the installed disk is
+// started.
 package installer
 
 import (
@@ -99,7 +99,8 @@ func (r *installation) sleep(ctx context.Context, d time.Duration) error {
 	return r.Sleep(ctx, d)
 }
 
-// Run installs the image. It returns shortly before the machine stops, or when ctx ends.
+// Run installs the image and then powers off or restarts the machine. It retries forever, and
+// returns an error only for an invalid configuration or when ctx ends.
 func Run(ctx context.Context, c ondisk.Install, e *Env) error {
 	r := &installation{Env: e, c: c}
 	if c.Version != ondisk.InstallVersion {
@@ -272,7 +273,7 @@ func (r *installation) isOwn(s *foundDisk) bool {
 	return s.Ours && len(s.GUID) > half && s.GUID[:half] == media.DiskGUID(r.mark())[:half]
 }
 
-// choice is a disk to install, or one that is installed already.
+// choice is the disk to write to or, in done, a disk that already has the image.
 type choice struct {
 	disk device.Disk
 	done *foundDisk
@@ -456,8 +457,8 @@ func (r *installation) write(ctx context.Context, src Source, d device.Disk, o m
 		return nil, err
 	}
 	defer f.Close()
-	// The server may have sent another image when the slot was read. Everything below is checked
-	// against this digest, so compare it here.
+	// The server may have returned another slot when the slot was read before. Write verifies the
+	// image only against f.Slot.Golden, so compare that digest here.
 	if f.Slot.Golden != r.c.Golden {
 		return nil, errForeign
 	}

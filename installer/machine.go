@@ -39,7 +39,8 @@ func ReadConfig(file string) (ondisk.Install, error) {
 // sourceDir is the directory on which the partition with the image is mounted.
 const sourceDir = "/run/edgebake-installer"
 
-// New returns the Env of this machine, in its initrd.
+// New returns the Env of the machine on which this program runs. It must run in the installer's
+// initrd.
 func New(c ondisk.Install) *Env {
 	return &Env{
 		Say:   func(line string) { console.Say(console.Active, "/dev", line) },

@@ -40,7 +40,7 @@ func server(t *testing.T, b []byte, each func(n int64, w http.ResponseWriter, r 
 	return media.ImageSource{Name: s.URL, Remote: r, Size: r.Size()}, &n
 }
 
-// TestInstallFromServer installs from a server some of whose responses fail.
+// TestInstallFromServer installs from a server that fails some requests.
 func TestInstallFromServer(t *testing.T) {
 	r := newRoom(t, inventoryText, 8*gb)
 	b, err := os.ReadFile(r.src.Image.Name)

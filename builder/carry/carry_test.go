@@ -615,7 +615,7 @@ func TestPullOfSomethingElse(t *testing.T) {
 	}
 }
 
-// flash writes an image to a file that has by more bytes than the image.
+// flash writes an image to a file that is larger than the image by the given number of bytes.
 func flash(t *testing.T, image, to string, by int64) {
 	t.Helper()
 	fi, err := os.Stat(image)
@@ -643,8 +643,7 @@ func flash(t *testing.T, image, to string, by int64) {
 	}
 }
 
-// larger appends by bytes to an image, beginning with before, like a disk with old data after the
-// image.
+// larger appends old data of the given size to an image, starting with the text before.
 func larger(t *testing.T, image string, by int, before string) {
 	t.Helper()
 	f, err := os.OpenFile(image, os.O_WRONLY|os.O_APPEND, 0)

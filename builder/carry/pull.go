@@ -53,8 +53,8 @@ func (e *InterruptedError) Error() string {
 const lacks = "the registry lacks a part of the image: push the image again"
 
 // Pull downloads an image into a .raw.zst or .raw file and verifies it. The file appears only when
-// it is complete. Until then, and after a failure, a hidden file in the same directory contains the
-// data.
+// it is complete. After an interrupted or failed download, a hidden file in the same directory
+// keeps the data; after a failed verification, Pull removes the data.
 func Pull(ctx context.Context, ref imageref.Ref, output string, o PullOptions) (*Pulled, error) {
 	failed := func(err error) error { return fmt.Errorf("pulling %s: %w", ref, explain(err, lacks)) }
 	p := &pull{o: &o, ref: ref}

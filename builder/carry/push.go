@@ -25,7 +25,7 @@ type Pushed struct {
 	// Digest is the manifest's digest: REPOSITORY@Digest always means this image.
 	Digest string
 	Golden string
-	// Parts is the number of parts. The registry already had the number Had of them.
+	// Parts is the number of parts, and Had the number of parts that the registry already had.
 	Parts, Had int
 	// Stored is the size of the compressed image in bytes. Sent is the part of it that was sent.
 	Stored, Sent int64

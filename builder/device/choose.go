@@ -34,7 +34,7 @@ func Choose(ctx context.Context, path string) (*Chosen, error) {
 		return c, fmt.Errorf("flashing %s: %w", d, err)
 	}
 	if isFile := d.Sector == 0; out.IsFile() != isFile {
-		err = ErrChanged // the reasons are not about this kind of target
+		err = ErrChanged // the path was checked as a file but is now a disk, or the reverse
 	} else {
 		d.Size, d.Sector = out.Size, out.Sector
 		err = out.stillIs(ctx, d)

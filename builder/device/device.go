@@ -37,8 +37,8 @@ type Disk struct {
 	// Refusals lists the reasons why the disk must not be overwritten. It is empty if there are
 	// none.
 	Refusals []string `json:"refusals,omitempty"`
-	// Members lists the Refusals because of parts of RAIDs, LVM and the like. If there are no other
-	// Refusals, these parts are not in use: overwriting them loses only their data.
+	// Members lists the Refusals that concern members of RAID, LVM or similar storage. If there are
+	// no other Refusals, that storage is not in use: overwriting the disk loses only its data.
 	Members []string `json:"-"`
 }
 
@@ -150,8 +150,8 @@ func parseSignatures(out []byte) ([]signature, error) {
 	return doc.Signatures, nil
 }
 
-// probe reads the signatures of devices that udev has not examined. lsblk knows only udev's
-// database, in dir, which containers do not have.
+// probe reads the signatures of devices that udev has not examined. dir is the directory of udev's
+// database, on which lsblk relies. Containers do not have it.
 func (d *Devices) probe(dir string, ask func(path string) ([]signature, error)) {
 	for i := range d.top {
 		if !d.top[i].isDisk() {
@@ -226,7 +226,7 @@ func (d *Devices) Disks() []Disk {
 	return out
 }
 
-// Find finds the disk to which path, or a link at path, leads.
+// Find returns the disk at path. It follows symbolic links.
 func (d *Devices) Find(path string) (*Disk, error) {
 	real, err := filepath.EvalSymlinks(path)
 	if err != nil {

@@ -184,7 +184,7 @@ func (d *Disk) Same(now *Disk) bool {
 // names its bus or path.
 func (d *Disk) IsInternal() bool { return !slices.Contains(external, d.Bus) && !d.Removable }
 
-// Pick returns the disks that match the rule. The rule selects a disk only if it is the only one.
+// Pick returns the disks that match the rule. If several match, the caller must not choose one.
 func (r Rule) Pick(disks []Disk) []Disk {
 	var left []Disk
 	for _, d := range disks {

@@ -82,7 +82,7 @@ func (t *Target) look() (err error) {
 	if ro, err := unix.IoctlGetInt(int(t.f.Fd()), unix.BLKROGET); err == nil && ro != 0 {
 		return errReadOnly
 	}
-	// In the limit, 0 means that the kernel would write the zeros itself.
+	// A write_zeroes_max_bytes of 0 means that the kernel would write the zeros itself.
 	var st unix.Stat_t
 	if err := unix.Fstat(int(t.f.Fd()), &st); err != nil {
 		return err

@@ -14,7 +14,7 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// loop makes a loop device of a new file of old data.
+// loop makes a loop device from a new file that is full of old data.
 func loop(t *testing.T, size int64, args ...string) (dev, file string) {
 	t.Helper()
 	return loopOf(t, bytes.Repeat([]byte("old data"), int(size/8)), args...)

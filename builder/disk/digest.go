@@ -117,8 +117,8 @@ func Digests(ctx context.Context, src Source, parts []ondisk.PartitionInfo) (Dig
 	return DigestOf(parts, func(off, _ int64) [32]byte { return sums[index[off]] }), nil
 }
 
-// Parallel calls a worker once for each number from 0 to n-1, on all processors. worker makes a
-// worker with its own buffers. Parallel returns the first error.
+// Parallel runs one worker per processor, and calls the workers with each number from 0 to n-1
+// once. worker returns a new worker, with its own buffers. Parallel returns the first error.
 func Parallel(ctx context.Context, n int, worker func() func(int) error) error {
 	return parallel(ctx, n, nil, worker)
 }
@@ -233,7 +233,7 @@ func (t *tracker) write(b []byte, off int64, do func() (int, error)) (int, error
 	return n, err
 }
 
-// leave queues the chunk that was being written for hashing.
+// leave queues for hashing the chunk that was being written.
 func (t *tracker) leave() {
 	if t.at < 0 || t.left == nil {
 		return

@@ -114,8 +114,8 @@ func format(id [16]byte) string {
 // command line.
 func PartitionGUID(planID, label string) string { return format(derive("partition", planID, label)) }
 
-// RandomGUID formats random bytes as a disk GUID. The partitions of such a disk have the GUIDs that
-// PartitionGUID returns for it as planID.
+// RandomGUID formats random bytes as a disk GUID. The disk's partitions have the GUIDs of
+// PartitionGUID, with the disk GUID as planID.
 func RandomGUID(random [16]byte) string {
 	random[6] = random[6]&0x0f | 0x40 // RFC 9562, version 4
 	random[8] = random[8]&0x3f | 0x80
@@ -305,7 +305,7 @@ func (e *SizeError) Error() string {
 }
 
 // fileSystem returns the size of a partition's file system in bytes: given or, if given is 0, the
-// size that its contents need. It calls bad for each error.
+// size that its contents need, which only ext4 supports. It calls bad for each error.
 func (s *Spec) fileSystem(p *Partition, given int64, bad func(string, ...any)) int64 {
 	switch p.FS {
 	case Ext4:

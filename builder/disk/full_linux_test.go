@@ -33,7 +33,7 @@ func fullAndReadOnly(t *testing.T, dir string) {
 		_, err := Write(t.Context(), path, s, l, blobs, WriteOptions{Slot: testSlot, Zstd: zstd})
 		return err
 	}
-	// The compressed image must fit where only the raw image fits, not both together.
+	// There is space for the raw image, but not for the compressed image in addition.
 	if err := write(filepath.Join(small, "i.zst"), true); err != nil {
 		t.Errorf("compressed: %v", err)
 	}

@@ -300,7 +300,7 @@ func (r *region) WriteAt(p []byte, off int64) (int, error) {
 // SparseBlock is the size in bytes of the smallest hole that WriteSparse leaves.
 const SparseBlock = 64 << 10
 
-// WriteSparse writes b at the offset at of w, which must contain only zeros there. It skips zeros.
+// WriteSparse writes b to w at offset at, but skips zeros. That range of w must contain only zeros.
 func WriteSparse(w io.WriterAt, b []byte, at int64) error {
 	for block := range slices.Chunk(b, SparseBlock) {
 		if !seekable.IsZero(block) {

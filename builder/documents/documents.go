@@ -51,8 +51,8 @@ type Reader struct {
 	AskHidden func(prompt string) (string, error)
 	Warn      func(configs.Problems)
 	Now       time.Time
-	// TokenFile contains a bootstrap token that replaces the one in the document. Without it, a
-	// Site that has no token gets the token in TokenVariable.
+	// TokenFile is the path of a file with a bootstrap token, which replaces the one in the
+	// document. Without it, a Site that has no token gets the token in TokenVariable.
 	TokenFile string
 	Identity  string // age identity file; "" means the file in IdentityVariable
 	Ignition  string // Ignition config to use instead of the Site's ignitionFile
@@ -278,7 +278,7 @@ func (r *Reader) token() (token configs.Secret, forced bool, err error) {
 	return configs.NewSecret(text), true, nil
 }
 
-// explainToken adds to the error about a missing token how to provide one.
+// explainToken adds to an error about a missing token the ways to provide one.
 func explainToken(err error) error {
 	if errors.Is(err, configs.ErrGivenToken) {
 		return fmt.Errorf("%w; the token comes from --token-file or $%s", err, TokenVariable)

@@ -21,7 +21,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Cache is a directory of blobs, and of keys that point to them. A session is one open Cache:
+// Cache is a directory of blobs, and of keys that point to them. An open Cache is a session.
+// The directory contains:
 //
 //	blobs/<sha256>   the bytes
 //	sound/<sha256>   the state of the blob's file when it was last hashed
@@ -316,8 +317,8 @@ func (c *Cache) Put(ctx context.Context, want string, r io.Reader) (sha string, 
 	return sha, size, nil
 }
 
-// publish gives a complete blob its name. If a valid blob already has the name, publish keeps that,
-// since other sessions may be reading it.
+// publish gives a complete blob its name. If a valid blob already has the name, publish keeps the
+// existing file, because other sessions may be reading it.
 func (c *Cache) publish(f *os.File, sha string, v *verdict) error {
 	for range 3 { // other sessions may meanwhile remove or publish this blob
 		if c.has(sha, v) == nil {
@@ -334,7 +335,7 @@ func (c *Cache) publish(f *os.File, sha string, v *verdict) error {
 
 // place gives a blob its name if the name is free, or if force is set.
 func (c *Cache) place(f *os.File, sha string, v *verdict, force bool) (placed bool, err error) {
-	// Take the same lock as admit, so that Prune waits until the blob is marked as used.
+	// Take the same lock as verifyFirstUse, so that Prune waits until the blob is marked as used.
 	unlock, err := lockDir(filepath.Join(c.dir, "blobs"), unix.LOCK_SH)
 	if err != nil {
 		return false, err

@@ -40,8 +40,8 @@ type GoRecipe struct {
 	StagingReplace bool `json:"stagingReplace,omitempty"`
 }
 
-// KubernetesRecipe compiles commands ("kubelet", "kubeadm" …) of a Kubernetes release. It also sets
-// their version variables, without which kubeadm does not work.
+// KubernetesRecipe returns the recipe that compiles commands ("kubelet", "kubeadm" …) of a
+// Kubernetes release and sets their version variables, which kubeadm needs.
 func KubernetesRecipe(version, arch string, commands ...string) (GoRecipe, error) {
 	if !semver.IsValid(version) || semver.Canonical(version) != version {
 		return GoRecipe{}, fmt.Errorf("compiling Kubernetes %q: not a version, write it like v1.36.3", version)
@@ -57,7 +57,8 @@ func KubernetesRecipe(version, arch string, commands ...string) (GoRecipe, error
 	return r, nil
 }
 
-// ContainerdRecipe compiles containerd 2.x, such as "2.2.9": the daemon, its runc shim and ctr.
+// ContainerdRecipe returns the recipe that compiles containerd 2.x, such as "2.2.9": the daemon,
+// its runc shim and ctr.
 func ContainerdRecipe(version, arch string) (GoRecipe, error) {
 	v := "v" + strings.TrimPrefix(version, "v")
 	if !semver.IsValid(v) || semver.Canonical(v) != v {
@@ -89,8 +90,8 @@ func GoBuild(ctx context.Context, c *Cache, r GoRecipe, log io.Writer) (map[stri
 	if err := r.check(); err != nil {
 		return nil, err
 	}
-	// GoCommand would reject an old go, but a cached program does not need go. Callers that compile
-	// check go before.
+	// Do not use GoCommand, which rejects an old go: a cached program needs no go. Callers check go
+	// before they compile.
 	g, err := newGoTool(r, log)
 	if err != nil {
 		return nil, fmt.Errorf("compiling %s: no go command on PATH; install Go, or get the programs by source url or file", r.Module)

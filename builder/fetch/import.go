@@ -43,8 +43,8 @@ func (c *Cache) Import(ctx context.Context, read func(ctx context.Context, w io.
 	return "", errChanges
 }
 
-// ImportFile stores the content of an open file. Unless anew is set, it does not read a file that
-// is unchanged since its last import.
+// ImportFile stores the content of an open file. If the file is unchanged since its last import,
+// ImportFile reads it only if anew is set.
 func (c *Cache) ImportFile(ctx context.Context, f *os.File, anew bool) (sha string, err error) {
 	for range readAgain {
 		now := time.Now()

@@ -82,7 +82,7 @@ func tighten(dir string) error {
 
 // checkParents rejects a cache that other users could replace. It checks the parents of dir and,
 // where one is a link, the parents of its target. It accepts sticky directories, such as /tmp, and
-// directories that only this user's own group can write to.
+// directories that only this user's group or root's group can write to.
 func checkParents(dir string, us uint32) error {
 	for p := filepath.Dir(dir); ; p = filepath.Dir(p) {
 		fi, err := os.Lstat(p)

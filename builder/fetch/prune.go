@@ -197,7 +197,8 @@ func (c *Cache) Prune(l Limits) (Pruned, error) {
 	return p, errors.Join(errs...)
 }
 
-// dropNotes removes records of removed blobs and, if no other session runs, the lock files.
+// dropNotes removes the records and executable copies of removed blobs and, if no other session
+// runs, the lock files.
 func (c *Cache) dropNotes(alone bool) error {
 	var errs []error
 	drop := func(dir string, useless func(name string) bool) {

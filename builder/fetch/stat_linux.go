@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// FileState returns a text that identifies the state of a file, or "" if it is unknown. A write
+// FileState returns a string that identifies the state of a file, or "" if it is unknown. A write
 // changes the state, unless it follows another write immediately (see unsettled).
 func FileState(fi fs.FileInfo) string {
 	st, ok := fi.Sys().(*syscall.Stat_t)

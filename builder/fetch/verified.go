@@ -17,14 +17,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A disk may return other bytes than were written, and a person may edit a blob. Therefore, a
-// session hashes a blob before its first use, unless the file's inode, size and times are those
-// recorded after it was last hashed. HashAll ignores these records. A damaged blob is removed, and
-// then fetched or made again.
+// A session hashes each blob before its first use, unless the file's inode, size and times are the
+// ones recorded after the blob was last hashed. HashAll ignores these records. A damaged blob is
+// removed, and then fetched or made again.
 //
-// A session remembers the state in which it admitted each blob. Bytes that it read later are valid
-// only if the blob is still in that state. Therefore, a build calls Unchanged before it names its
-// result.
+// Bytes read from a blob are valid only if the file has not changed since the blob was verified.
+// Therefore, a build calls Unchanged before it publishes its result.
 
 // HashAll makes this session hash every blob before its first use, even if the blob seems
 // unchanged. The caller must call it before the first use.
@@ -53,13 +51,13 @@ func (c *Cache) OnDamage(tell func(sha string)) { c.damaged = tell }
 // verdict is the state of a blob in a session.
 type verdict struct {
 	mu sync.Mutex
-	// admitted is the state in which the blob was valid, or nil if it was not admitted.
+	// valid is the state of the file when the blob was verified, or nil if it was not.
 	valid fs.FileInfo
 	// changed means that the file's state has changed since then: bytes read from it may be wrong.
 	changed bool
 }
 
-// look sets changed if the blob's file is no longer in the admitted state.
+// look sets changed if the blob's file is no longer in the verified state.
 func (v *verdict) look(path string) {
 	if v.valid == nil {
 		return
@@ -92,8 +90,8 @@ func (c *Cache) has(sha string, v *verdict) (err error) {
 	return err
 }
 
-// verifyFirstUse checks a blob before its first use in this session, marks it as used, and returns
-// its state. While admit runs, Prune cannot remove the blob.
+// verifyFirstUse verifies a blob before its first use in this session, marks it as used, and
+// returns its state. Meanwhile, Prune cannot remove the blob.
 func (c *Cache) verifyFirstUse(sha string) (fs.FileInfo, error) {
 	if !isSHA256(sha) {
 		return nil, fs.ErrNotExist
@@ -126,7 +124,7 @@ func (c *Cache) verifyFirstUse(sha string) (fs.FileInfo, error) {
 	return fi, nil
 }
 
-// Unchanged returns an error for each blob that has changed since this session admitted it: bytes
+// Unchanged returns an error for each blob that has changed since this session verified it: bytes
 // read from it may be wrong.
 func (c *Cache) Unchanged() error { return c.unchangedBut("") }
 
@@ -280,9 +278,8 @@ func hashFile(ctx context.Context, path string) (before fs.FileInfo, sha string,
 	return before, hex.EncodeToString(h.Sum(nil)), n, err
 }
 
-// stampTime and coarseStampTime are upper bounds for the time between two ticks of a file system's
-// clock. On Linux, clocks tick at least 100 times a second, except for time stamps of whole
-// seconds, for which coarseStampTime is. FAT's clock ticks every two seconds.
+// stampTime bounds the time between two ticks of a file system's clock. coarseStampTime is the
+// bound for time stamps in whole seconds: FAT's clock ticks every two seconds.
 const (
 	stampTime       = 20 * time.Millisecond
 	coarseStampTime = 2 * time.Second

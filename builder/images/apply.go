@@ -18,13 +18,10 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// snapshot is the content of one overlayfs snapshot: the directory that containerd would write when
-// it unpacks one layer on top of others.
-//
-// It unpacks like containerd (pkg/archive.Apply onto an overlay mount), so that a baked image looks
-// like a pulled one. test/oracle compares the two. In some cases, containerd loses files, shows
-// removed files again, or fails. There, snapshot follows the image specification: a whiteout hides
-// entries of lower layers, never entries of its own layer, in any order.
+// snapshot is the directory that containerd would write for one layer on top of others
+// (pkg/archive.Apply onto overlayfs; test/oracle compares the two). Where containerd fails or loses
+// files, snapshot follows the image specification: a whiteout hides entries of lower layers, never
+// entries of its own layer.
 type snapshot struct {
 	chainID, diffID string
 	id              uint64
@@ -66,9 +63,9 @@ func newDir(mtime time.Time) *entry {
 	}
 }
 
-// applyLayer unpacks the uncompressed layer r on top of parent, or nil for a first layer. File
-// contents stay in the blob, to whose ranges entries refer. date is the time of directories that
-// the layer does not contain.
+// applyLayer unpacks the uncompressed layer r on top of parent, or nil for a first layer. Entries
+// refer to ranges of the blob instead of copying file contents. date is the time of directories
+// that the layer does not contain.
 func applyLayer(ctx context.Context, c *fetch.Cache, r *io.SectionReader, blob string, parent *snapshot, date time.Time, limit *budget) (*snapshot, error) {
 	s := &snapshot{parent: parent, blob: blob, root: newDir(date), budget: limit}
 	// tar.Reader reads single blocks and skips contents by seeking. Therefore, after Next, r is at
@@ -478,7 +475,8 @@ type lowerPlace struct {
 	at *place
 }
 
-// allBelow resolves a path in each lower layer. It returns those that have it, the nearest first.
+// allBelow resolves a path in each lower layer. It returns the places that exist, the nearest layer
+// first.
 func (s *snapshot) allBelow(names []string) ([]*lowerPlace, error) {
 	list := []*lowerPlace{}
 	for l := s.parent; l != nil; l = l.parent {

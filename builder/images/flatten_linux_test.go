@@ -60,8 +60,7 @@ func TestFlattenAsTheKernelShowsIt(t *testing.T) {
 	})
 }
 
-// randomLayer lists a directory before its entries, as programs do that make layers from file
-// systems.
+// randomLayer returns the entries of a random layer, each directory before its contents.
 func randomLayer(r *rand.Rand, file func(string) any, dir func(string) tar.Header, link func(_, _ string) tar.Header) []any {
 	var out []any
 	var fill func(in string, depth int)

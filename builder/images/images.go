@@ -78,8 +78,8 @@ type Descriptor struct {
 	Annotations map[string]string `json:"annotations,omitempty"`
 }
 
-// describe converts a descriptor, without its platform and annotations, from a document of an
-// image.
+// describe converts a descriptor from an image's document, and drops the platform and the
+// annotations.
 func describe(d ocispec.Descriptor) (Descriptor, error) {
 	digest, err := imageref.ParseDigest(string(d.Digest))
 	return Descriptor{MediaType: d.MediaType, Digest: digest, Size: d.Size}, err
@@ -95,7 +95,7 @@ type Layer struct {
 type Pinned struct {
 	// Ref is the name of the image on the node.
 	Ref imageref.Ref `json:"ref"`
-	// Source is where the blobs come from.
+	// Source is the source of the blobs.
 	Source configs.ContainerImage `json:"source"`
 	// Target is the index or manifest to which the reference points.
 	Target Descriptor `json:"target"`

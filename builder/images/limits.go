@@ -39,7 +39,7 @@ const (
 
 // LimitError means that an image exceeds a limit.
 type LimitError struct {
-	What  string // such as "uncompressed it has more than 8.0 GiB"
+	What  string // such as "its uncompressed size is more than 8.0 GiB"
 	Field string // the field that raises the limit, or ""
 }
 

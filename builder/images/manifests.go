@@ -34,9 +34,9 @@ type Listing struct {
 }
 
 // List returns all images that an Image needs: the listed images, the images that its manifests
-// run, the sandbox and, if yurthub is a static pod, yurthub. For an image in the field images, that
-// source is used. Paths are relative to dir. If List returns an error, the Listing contains the
-// images that could be read.
+// run, the sandbox and, if yurthub is a static pod, yurthub. If the field images lists an image,
+// its source there takes precedence. Paths are relative to dir. If List returns an error, the
+// Listing contains the images that could be read.
 func List(img *configs.Image, dir string) (Listing, error) {
 	var l Listing
 	have := map[imageref.Ref]bool{}

@@ -185,7 +185,7 @@ func (o *object) run(image *yaml.Node) {
 
 func (o *object) where(n *yaml.Node) string { return fmt.Sprintf("%s:%d: %s", o.file, n.Line, o.what) }
 
-// mention records a text if it is an image reference with a tag or a digest.
+// mention records a string if it is an image reference with a tag or a digest.
 func (o *object) mention(n *yaml.Node, text string) {
 	if ref, err := imageref.Parse(text); err == nil {
 		o.mentions = append(o.mentions, Reference{ref, text, o.where(n)})
@@ -214,8 +214,9 @@ var (
 	imageFlagName = regexp.MustCompile(`^--?([A-Za-z][-_.A-Za-z0-9]*)?[iI]mages?$`)
 )
 
-// scalar records a text that is an image according to its context: the value of a key or variable
-// such as image, the value of a flag, or a reference that begins with the host of a registry.
+// scalar records a string that is an image reference according to its context: the value of a key
+// or variable such as image, the value of a flag, or a reference that begins with the host of a
+// registry.
 func (o *object) scalar(n *yaml.Node, path []string, parent *yaml.Node) {
 	text, key := n.Value, ""
 	if len(path) > 0 {

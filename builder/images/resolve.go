@@ -320,7 +320,7 @@ type chosen struct {
 
 const (
 	maxIndexes  = 8   // largest nesting depth of indexes
-	maxIndexDoc = 100 // documents that are read to find their platforms, at most
+	maxIndexDoc = 100 // largest number of documents that are read to find platforms
 )
 
 // choose searches an index in the same order as containerd: entries for the platform, then entries

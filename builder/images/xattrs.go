@@ -69,7 +69,7 @@ func (e *entry) checkACL(name, value string) (keep bool, err error) {
 	return true, validACL(b[4:])
 }
 
-// validACL checks the order of the entries: owner, users, group, groups, mask, others.
+// validACL checks the entries of an ACL and their order: owner, users, group, groups, mask, others.
 func validACL(b []byte) error {
 	last, named, mask := uint16(0), false, false
 	seen := map[uint16]bool{}

@@ -1,7 +1,7 @@
 // Package installer makes sticks, ISO images, and files for network boot that install an image
-// unattended. An installer boots with the image's own boot loader, kernel and initrd, so their
-// signatures stay valid, and one more initrd archive. The archive contains the installer program,
-// the programs of the image that it runs, and its instructions. The image is a separate file.
+// unattended. An installer boots the image's own boot loader, kernel and initrd, so their
+// signatures stay valid. One more initrd archive contains the installer program, the programs of
+// the image that it runs, and its instructions. The image is a separate file.
 package installer
 
 import (

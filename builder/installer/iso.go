@@ -61,8 +61,8 @@ func ISO(ctx context.Context, to string, o Options, progress func(done, total in
 	defer os.Remove(out.Name())
 	defer out.Close()
 	stamp := when.Format("20060102150405") + "00"
-	// The ESP is a file in the volume instead of appended to it. If the ESP is larger than El
-	// Torito can describe, the firmware then reads up to the end of the volume.
+	// Put the ESP into the volume instead of appending it: if the ESP is larger than El Torito can
+	// describe, the firmware reads up to the end of the volume.
 	cmd := procgroup.Command(ctx, "xorriso", "-as", "mkisofs", "-quiet", "-iso-level", "3", "-R", "-V", o.Install.Volume,
 		"--modification-date="+stamp, "--set_all_file_dates", stamp, "-o", out.Name(),
 		"-e", isoESP, "-no-emul-boot", "-efi-boot-part", "--efi-boot-image", content)

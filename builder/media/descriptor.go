@@ -247,7 +247,7 @@ func (m *Image) Pack(ctx context.Context, out disk.File, progress func(done, tot
 type Chunks struct {
 	z    *seekable.Reader
 	sums [][32]byte
-	seen []bool // chunks that Take has hashed before, so that the output may have data in place of a hole
+	seen []bool // chunks that Take has processed: the output may have older data, so write zeros too
 	zero [32]byte
 }
 

@@ -77,8 +77,8 @@ type Flash struct {
 	o     FlashOptions
 	slot  []byte // the bytes to write; nil for an installer
 	edits []edit // change the boot entries to the disk's own GUIDs
-	// built and written contain a digest of each chunk: as the golden digest uses it, and as it is
-	// on the disk. Most of them are unknown until the chunk is read back: see hashes.
+	// built contains the digest of each chunk with the build's GUIDs, for the golden digest, and
+	// written that of each chunk as stored on the disk. See hashes for when they are known.
 	built, written [][32]byte
 	zeros          []byte   // one chunk of zeros
 	zeroSum        [32]byte // digest of zeros
@@ -172,7 +172,7 @@ func (f *Flash) prepare() error {
 	return f.identity()
 }
 
-// layout checks the places of the partitions and sets End.
+// layout checks the positions of the partitions and sets End.
 func (f *Flash) layout() error {
 	for _, p := range f.m.table.Partitions {
 		if p.Start%disk.Align != 0 || p.Size%disk.Align != 0 || p.Start < disk.Align {
@@ -209,7 +209,8 @@ func (f *Flash) fits() error {
 	return errors.Join(errs...)
 }
 
-// fill sets the slot for the disk: a new one for the Site, or the image's slot after checking it.
+// fill sets the slot to write: a new one for the Site, or FlashOptions.Slot or the image's own slot
+// after checking it.
 func (f *Flash) fill() error {
 	p, err := f.m.partition(ondisk.LabelSlot)
 	if err != nil {
@@ -261,8 +262,8 @@ func (f *Flash) fill() error {
 	if err = slot.Strays(bytes.NewReader(f.slot)); err != nil || f.o.Site != nil {
 		return err
 	}
-	// With keys, make the slot again from edgebake's files in it: firmware must not find other
-	// files.
+	// If keys are required, rebuild the slot from edgebake's files, so that firmware finds no
+	// others.
 	f.slot, err = slot.Remake(bytes.NewReader(f.slot))
 	return err
 }

@@ -706,8 +706,8 @@ func TestTrim(t *testing.T) {
 	}
 }
 
-// TestWhoFailed checks that an error in reading the image is reported as the image's, and an error
-// of the disk as the disk's.
+// TestWhoFailed checks that an error in reading the image is reported as an error of the image, and
+// an error in writing as an error of the disk.
 func TestWhoFailed(t *testing.T) {
 	for _, tc := range []struct {
 		err       error

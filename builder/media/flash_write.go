@@ -43,7 +43,7 @@ func (f *Flash) wipe(_ context.Context, d Medium, _ *Flashed) error {
 	if _, err := d.WriteAt(head, 0); err != nil {
 		return fmt.Errorf("wiping the old partition table: %w", err)
 	}
-	// Sync first: after a power cut, the disk then is either the old one or marked as unfinished.
+	// Sync first: after a power cut, the disk has either its old content or the text unfinished.
 	if err := d.Sync(); err != nil {
 		return fmt.Errorf("wiping the old partition table: %w", err)
 	}
@@ -276,9 +276,9 @@ func (f *Flash) changed() error {
 	return fmt.Errorf("reading image %s: its %s or boot entries changed while they were read: another program writes to it, or its disk or server is broken", f.m.path, ondisk.ESPImageInfo)
 }
 
-// asPrepared reads image.json and the boot entries back from the disk. They must equal the ones
-// that PrepareFlash used before any digest was checked. The golden digest covers the bytes read
-// back.
+// asPrepared returns an error if image.json or the boot entries on the disk differ from those that
+// PrepareFlash read. PrepareFlash could not verify them: the golden digest covers only the bytes
+// read back from the disk.
 func (f *Flash) asPrepared(_ context.Context, d Medium, _ *Flashed) error {
 	if f.kind == flashInstaller {
 		return nil
@@ -368,8 +368,8 @@ func (f *Flash) readBack(ctx context.Context, d Medium, r *Flashed) error {
 	return err
 }
 
-// returned checks b, the i-th chunk as read back from the disk, against its digest. If the digest
-// is unknown, it records it. back reverts the edits, as the golden digest requires.
+// returned compares b, the i-th chunk as read back, with its digest, or records the digest if it is
+// unknown. back reverts the edits, as the golden digest requires.
 func (f *Flash) returned(i int, b []byte, back []edit) bool {
 	if f.written[i] == f.zeroSum {
 		return bytes.Equal(b, f.zeros) // much faster than hashing

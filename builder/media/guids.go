@@ -13,11 +13,9 @@ import (
 	"github.com/edgebake/edgebake/ondisk/fat"
 )
 
-// All copies of an image have the GUIDs of its build; a flashed disk has its own. Its disk GUID is
-// random, and the partition GUIDs are derived from it. Only the boot entries on the ESP name
-// partitions (docs/decisions/0014). All GUIDs have the same length, so flashing edits the entries
-// in place. The golden digest covers the entries as built: the GUIDs in image.json serve to revert
-// the edits.
+// A flashed disk has its own GUIDs, so flashing edits the boot entries on the ESP, the only files
+// that refer to partitions by GUID (docs/decisions/0014). The golden digest covers the entries as
+// built; image.json has the GUIDs to revert the edits.
 
 // edit replaces bytes at an offset of the disk or file with other bytes of the same length.
 type edit struct {
@@ -49,7 +47,7 @@ func apply(edits []edit, b []byte, off int64) bool {
 	return did
 }
 
-// undone returns the edits that undo edits.
+// undone returns the inverse edits.
 func undone(edits []edit) []edit {
 	out := make([]edit, len(edits))
 	for i, e := range edits {
@@ -58,8 +56,8 @@ func undone(edits []edit) []edit {
 	return out
 }
 
-// replaces reports whether b, which contains the bytes at off, has the old bytes of all edits in
-// it.
+// replaces reports whether b, which contains the bytes at off, still has the old bytes wherever an
+// edit overlaps b.
 func replaces(edits []edit, b []byte, off int64) bool {
 	for _, e := range edits {
 		if in, from, to := e.overlap(b, off); in != nil && !bytes.Equal(in, e.was[from:to]) {
@@ -181,8 +179,8 @@ func bootEntries(esp *fat.Reader) ([]string, error) {
 	return names, nil
 }
 
-// place returns the edits that replace was by text at the offset at of a file. extents are the
-// file's extents in the file system that starts at start.
+// place returns the edits that replace the bytes was, at offset at of a file, with text. extents
+// are the file's extents in the file system that starts at start.
 func place(extents []fat.Extent, start, at int64, was, text string) (out []edit) {
 	for _, x := range extents {
 		if at >= x.Len {

@@ -79,7 +79,7 @@ func (p *Payload) take() error {
 	if _, err := io.ReadFull(m.section(part), own); err != nil {
 		return fmt.Errorf("reading the slot: %w", err)
 	}
-	// A Site changes the slot, and keys make it anew.
+	// PrepareFlash made a new slot if there is a Site or if keys are required.
 	if !bytes.Equal(own, p.f.slot) {
 		if p.patches, err = m.slotEdits(part, p.f.slot); err != nil {
 			return err

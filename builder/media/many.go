@@ -48,7 +48,7 @@ type ManyOptions struct {
 	Slots bool
 }
 
-// maxShown is the largest number of reported Sites, and maxExist of reported existing files.
+// maxShown and maxExist limit the Sites and the existing files that errors of StampMany list.
 const (
 	maxShown = 20
 	maxExist = 3

@@ -52,7 +52,7 @@ type Image struct {
 	// infoText is the text of image.json.
 	infoText []byte
 	device   bool
-	// system opens the files against which Sites are checked, once.
+	// system returns the image's files, against which Sites are checked. It opens them only once.
 	system func() (siteconf.Root, error)
 	// edits are applied to all bytes that are read.
 	edits []edit

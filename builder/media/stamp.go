@@ -211,8 +211,8 @@ func (m *Image) slotOf(s Site, o StampOptions) (slot.Contents, error) {
 	return slot.Contents{Info: info, Files: files, Time: fileTime}, nil
 }
 
-// filesFor returns the files of the slot. The Site in them lacks the fields that the image does not
-// know; serves has checked that these fields have their defaults.
+// filesFor returns the files of the slot. It leaves out fields of the Site that the image does not
+// support; serves has checked that they have their defaults.
 func (m *Image) filesFor(s Site) (map[string][]byte, error) {
 	known := m.info.SiteFields
 	if known == nil {

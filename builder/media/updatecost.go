@@ -67,7 +67,8 @@ func ReadUpdate(s ImageSource) (*UpdateTarget, error) {
 }
 
 // CostOfUpdate computes how much of the image s a machine fetches. from is the image that the
-// machine has, or its disk. Of a disk with two systems, the one that image.json describes counts.
+// machine has, or its disk. If the disk has two systems, it assumes the one that image.json
+// describes.
 func CostOfUpdate(from string, s ImageSource) (*UpdateCost, error) {
 	to := s.Name
 	m, err := s.open()
@@ -108,8 +109,8 @@ func CostOfUpdate(from string, s ImageSource) (*UpdateCost, error) {
 	return c, nil
 }
 
-// rejections returns the reasons for which a machine with the image old rejects the image now, as far
-// as they depend only on the images' `updates`.
+// rejections returns the reasons why a machine with the image old rejects the image now. It checks
+// only the settings in the images' `updates`.
 func rejections(old, now ondisk.ImageInfo, i *update.Image) (out []string) {
 	if now.UpdateSerial < old.UpdateSerial {
 		out = append(out, fmt.Sprintf("its serial is %d, but that of the present image is %d: raise updates.serial", now.UpdateSerial, old.UpdateSerial))

@@ -77,8 +77,8 @@ func TestCostOfImages(t *testing.T) {
 	}
 }
 
-// TestCostOfADiskWithTwoSystems checks that of a disk with a system on each root, only the one that
-// image.json describes counts.
+// TestCostOfADiskWithTwoSystems checks that, if each root has a system, only the one described by
+// image.json counts.
 func TestCostOfADiskWithTwoSystems(t *testing.T) {
 	dir := t.TempDir()
 	made := func(name, plan string) string {

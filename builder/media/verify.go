@@ -19,12 +19,9 @@ import (
 	"github.com/edgebake/edgebake/ondisk/update"
 )
 
-// Verify checks that an image that has not booted is as it was built. It checks both copies of the
-// partition table, the partitions, the golden digest, the zeros between partitions, and the slot.
-// It returns all errors. progress may be nil.
-//
-// Verify finds damage, not tampering, since the digest to compare is in the image itself.
-// VerifySignature checks who built the image.
+// Verify compares an image that has not booted with its build, and returns all differences.
+// progress may be nil. Verify finds damage, not tampering, since the digest to compare is in the
+// image itself. VerifySignature checks who built the image.
 func Verify(ctx context.Context, path string, progress func(done, total int64)) error {
 	g, err := Open(path)
 	if err != nil {
@@ -142,7 +139,7 @@ func (m *Image) gaps(ctx context.Context) error {
 	return nil
 }
 
-// zero checks that the bytes from the offset from up to the offset to are zero.
+// zero checks that the bytes in [from, to) are zero.
 func (m *Image) zero(ctx context.Context, buf []byte, from, to int64) error {
 	for from < to {
 		if err := ctx.Err(); err != nil {

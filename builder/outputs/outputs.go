@@ -1,6 +1,6 @@
 // Package outputs determines the names of the files of builds: the image with its report and SBOM,
-// the lock next to the document, and an exported base. It reports errors in writing them before a
-// build begins, and decides whether an image that exists is current.
+// the lock next to the document, and an exported base. Before a build, it checks that the files can
+// be written, and decides whether an existing image is current.
 package outputs
 
 import (
@@ -65,10 +65,9 @@ func OfPlan(p *plan.Plan, options builder.Options) []Target {
 	return []Target{{Job: builder.Job{Plan: p, Options: options}, Name: p.Name, Arch: p.Arch, Date: time.Unix(p.SourceDate, 0).UTC()}}
 }
 
-// readLock reads the lock of the target: the file that the flag names, or the file next to the
-// document. If there are several targets, the name contains the architecture. It tries the name
-// with and without the architecture, because the document may have listed other architectures
-// before. It never uses a lock for another architecture.
+// readLock reads the lock named by --lock, or the lock next to the document. If there are several
+// targets, or no --lock, it tries the name with and without the architecture, because the document
+// may have listed other architectures before. It never uses a lock for another architecture.
 func (t *Target) readLock(o *Options, several bool) error {
 	names := []string{o.Lock}
 	switch {

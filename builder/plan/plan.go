@@ -20,8 +20,8 @@ import (
 	"github.com/edgebake/edgebake/configs"
 )
 
-// Version is the version of the plan's JSON format, and of the way in which a disk is written from
-// a plan.
+// Version is the version of the plan's JSON format and of the disk layout that is written from a
+// plan.
 const Version = 2
 
 // Plan describes a build completely. `edgebake plan` prints it.
@@ -82,8 +82,8 @@ type Input struct {
 	// Uncompressed is the digest, in hex, of a compressed base after uncompressing, once it is
 	// known. An exported base has this digest.
 	Uncompressed string `json:"uncompressed,omitempty"`
-	// Field and Place tell where the input comes from: a field of the Image, or a place in a
-	// manifest of imagesFrom. They are only for messages, and are not in the lock.
+	// Field and Place are the origin of the input: a field of the Image, or a place in a manifest
+	// of imagesFrom. They are only for messages, and are not in the lock.
 	Field string `json:"field,omitempty"`
 	Place string `json:"place,omitempty"`
 }
@@ -122,7 +122,7 @@ type Layer struct {
 	// Path, if set, is the path of the file that the input becomes, such as a program.
 	Path string `json:"path,omitempty"`
 	Mode uint32 `json:"mode,omitempty"`
-	// Members, if set, maps those entries of a tar that are used to their paths.
+	// Members, if set, lists the entries of a tar to use, and maps each to its path in the image.
 	Members map[string]string `json:"members,omitempty"`
 }
 
@@ -159,8 +159,8 @@ func (g *Grow) Of(content int64) int64 {
 var ErrUnpinned = errors.New("the plan has inputs without digest")
 
 // ID returns the SHA-256, in hex, of the plan's canonical JSON. The ID depends on the digests of
-// the inputs, but not on their sources. It depends on edgebake only by the files that edgebake renders
-// (Rendered).
+// the inputs, but not on their sources. Another edgebake gives another ID only if it changes
+// Version or renders other files (Rendered).
 func (p *Plan) ID() (string, error) {
 	c := *p
 	c.Builder, c.Images, c.Registries, c.Keyrings = "", nil, nil, nil

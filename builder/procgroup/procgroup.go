@@ -43,7 +43,7 @@ func Run(cmd *exec.Cmd, grace time.Duration) error {
 func kill(group int) error {
 	for wait := time.Millisecond; ; wait *= 2 {
 		if err := syscall.Kill(-group, syscall.SIGKILL); err != nil || !running(group) {
-			return nil // only zombies are left
+			return nil // no process is left, or only zombies
 		}
 		if wait > killLimit/2 {
 			return fmt.Errorf("processes of group %d do not exit", group)

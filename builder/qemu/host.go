@@ -29,7 +29,7 @@ type Program struct {
 
 var names = map[string]string{"amd64": "qemu-system-x86_64", "arm64": "qemu-system-aarch64"}
 
-// Find finds QEMU on PATH, and its version.
+// Find returns the QEMU program on PATH for an architecture, with its version.
 func Find(ctx context.Context, arch string) (Program, error) {
 	name, ok := names[arch]
 	if !ok {
@@ -148,8 +148,8 @@ func (fw Firmware) OwnVars(path string) (Firmware, error) {
 }
 
 // Overlay creates a qcow2 file that receives all writes to image, which may be a file or a disk.
-// size is the size of the machine's disk in bytes, or 0 for the size of the image. A larger size is
-// like that of a device to which the image was flashed.
+// size is the size of the machine's disk in bytes, or 0 for the size of the image. A larger size
+// simulates an image that was flashed to a larger device.
 func Overlay(ctx context.Context, image, overlay string, size int64) error {
 	abs, err := filepath.Abs(image)
 	if err != nil {

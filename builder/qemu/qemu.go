@@ -33,7 +33,7 @@ const (
 type Machine struct {
 	Arch  string // amd64 (default) or arm64
 	Accel string // KVM or TCG (default)
-	// CPUs has the default 2, and Memory (in MiB) the default 2048.
+	// CPUs defaults to 2, and Memory (in MiB) to 2048.
 	CPUs, Memory int
 	// Firmware boots the first disk. It must be empty if Kernel is set.
 	Firmware Firmware

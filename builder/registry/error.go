@@ -107,9 +107,10 @@ var ErrNoManifest = errors.New("the answer is not an image manifest")
 
 // Words contains the caller's words for fixes.
 type Words struct {
-	// Login and AuthFile say where to set credentials.
+	// Login is the fix for missing credentials. AuthFile is the option that names a file with
+	// credentials.
 	Login, AuthFile string
-	// Insecure says how to allow plain HTTP, and certificates that cannot be verified.
+	// Insecure is the fix that allows plain HTTP and unverified certificates.
 	Insecure string
 	// Mirror suggests a mirror. It is "" if none can be set.
 	Mirror string

@@ -66,7 +66,7 @@ func OpenKey(name string, stdinTaken bool) (k Key, err error) {
 }
 
 // Unlock decrypts a key that has a password. The password comes from PasswordVariable or from ask.
-// Callers make all other checks before.
+// Call Unlock after all other checks, because ask may prompt the user.
 func (k *Key) Unlock(ask func(name string) (string, error)) (minisign.PrivateKey, error) {
 	if k.encrypted == nil {
 		return k.key, nil

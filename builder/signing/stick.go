@@ -111,8 +111,8 @@ func stickError(dir, name string, err error) error {
 	return fmt.Errorf("writing %s: %w", filepath.Join(dir, name), file.Explain(err, dir))
 }
 
-// makeClaims creates the file in which machines record which Site of the Inventory they use. If it
-// exists, it keeps the records and may only grow. The signature does not cover it.
+// makeClaims creates the file in which machines record which Site of the Inventory they use. An
+// existing file keeps its records and may only grow. The signature does not cover the file.
 func makeClaims(dir string, machines int) error {
 	if machines == 0 {
 		return nil

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// Remote is a file on a web server, of which ranges are read. If the connection fails, reading
-// continues from the same byte. The caller must verify the bytes.
+// Remote reads ranges of a file on a web server. If the connection fails, it continues from the
+// same byte. The caller must verify the bytes.
 type Remote struct {
 	ctx   context.Context
 	http  *http.Client

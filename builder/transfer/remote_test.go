@@ -108,7 +108,8 @@ func TestRemoteRefuses(t *testing.T) {
 			t.Errorf("%s: asked %d times", want, n.Load())
 		}
 	}
-	// If the server stays down, ReadAt fails after patience requests.
+	// If the server stays down, ReadAt fails after patience + 1 requests. The request before them
+	// is from find.
 	r, n := server(t, b, func(n int64, w http.ResponseWriter, _ *http.Request) bool {
 		if n > 1 {
 			w.WriteHeader(http.StatusBadGateway)

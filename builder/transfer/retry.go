@@ -10,7 +10,7 @@ import (
 
 // Retry configures repeated attempts.
 type Retry struct {
-	// Attempts is the number of attempts in a row that may fail without progress.
+	// Attempts is the number of failures in a row, without progress, after which Do gives up.
 	Attempts int
 	// Pause is the pause before the second attempt. It doubles after each attempt without progress,
 	// up to Longest. A Longest of 0 means no limit.
@@ -62,9 +62,9 @@ func (r Retry) Do(ctx context.Context, try func() (brought bool, err error)) err
 	}
 }
 
-// Each tries n places in turn, and repeats this in rounds until one succeeds. It does not try a
-// place again after a Final error, and nothing after a Stop error. It returns nil, a *Failures, the
-// error of Stop, or the error of ctx.
+// Each tries n places in turn, in rounds, until one succeeds. It does not retry a place after a
+// Final error, and ends at a Stop error. It returns nil, a *Failures, the error of Stop, or the
+// error of ctx.
 func (r Retry) Each(ctx context.Context, n int, try func(i int) error) error {
 	last, over := make([]error, n), make([]bool, n)
 	return r.Do(ctx, func() (bool, error) {
@@ -145,7 +145,7 @@ type afterError struct {
 
 func (e *afterError) Unwrap() error { return e.error }
 
-// AskedPause returns the pause that was added by After, or 0.
+// AskedPause returns the pause that WithPause added, or 0.
 func AskedPause(err error) time.Duration {
 	if after := (*afterError)(nil); errors.As(err, &after) {
 		return after.pause

@@ -1,9 +1,9 @@
-// Package transfer contains the timeouts and retries of all network transfers: with registries, of
-// downloads, and of images that an installer or a machine reads from a web server.
+// Package transfer contains the timeouts and retries of all network transfers: registries,
+// downloads, and images that an installer or a machine reads from a web server.
 //
-// A transfer fails if nothing arrives for some time, but it may take as long as it needs. Pauses
-// between attempts grow, and are never shorter than the server demands. The caller decides which
-// errors are temporary, and how often to try.
+// A transfer fails if nothing arrives for some time, but may take as long as it needs. Pauses
+// between attempts grow, and last at least as long as the server demands, up to a minute. The
+// caller decides which errors are temporary, and how often to try.
 package transfer
 
 import (
