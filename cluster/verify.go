@@ -155,7 +155,7 @@ func (c *Client) managerAdvice(ctx context.Context) ([]Check, error) {
 	for _, p := range all {
 		args := containerArgs(p.Object, "spec", "containers")
 		qps, err := strconv.ParseFloat(cmp.Or(flagOf(args, "kube-api-qps"), "20"), 64)
-		if err == nil && int(qps) < clusterdoc.ManagerQPS {
+		if err == nil && qps >= 0 && int(qps) < clusterdoc.ManagerQPS { // negative: no limit
 			out = append(out, Check{Name: "many nodes get their certificates quickly", State: CheckUnknown,
 				Detail: fmt.Sprintf("kube-controller-manager (%s) sends %d requests a second, two for each certificate; this matters when more than some hundred machines are switched on together", p.GetName(), int(qps)),
 				Fix:    managerRateStep()})

@@ -58,6 +58,9 @@ type Options struct {
 const (
 	// verdictTime is the time after which Ready is called without all verdicts.
 	verdictTime = 3 * time.Second
+	// maxReadySpread limits the part of Spread by which Ready is delayed. With verdictTime it must
+	// stay well below TimeoutStartSec of ipvscare.service.
+	maxReadySpread = 30 * time.Second
 	// lookTime is the interval between checks of the files for changes, at a tick.
 	lookTime = 2 * keepTick
 )
@@ -596,10 +599,11 @@ func Clean(ctx context.Context, machine kernel.Kernel, l Leftovers, log func(str
 	return errors.Join(errs...)
 }
 
-// awaitVerdicts calls Ready when every group has its first verdicts, or after Spread plus
-// verdictTime.
+// awaitVerdicts calls Ready when every group has its first verdicts, or verdictTime after Spread. If
+// Spread is longer than maxReadySpread, it does not wait for the rest: systemd would stop the daemon,
+// and kubelet would not start the node's Pods.
 func (d *Daemon) awaitVerdicts(ctx context.Context) {
-	limit := time.NewTimer(d.opt.Spread + verdictTime)
+	limit := time.NewTimer(min(d.opt.Spread, maxReadySpread) + verdictTime)
 	defer limit.Stop()
 	var awaited []<-chan struct{}
 	for _, r := range d.all() {

@@ -392,6 +392,40 @@ func TestRestartWhileOneDrains(t *testing.T) {
 	})
 }
 
+// TestReadyInLongSpread checks that the daemon is ready before systemd's timeout for its start,
+// however long the spread is, and that it sends nothing before the spread is over.
+func TestReadyInLongSpread(t *testing.T) {
+	unit, err := os.ReadFile("../overlays/files/base/usr/lib/systemd/system/ipvscare.service")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(unit), "\nTimeoutStartSec=")
+	seconds, _, _ := strings.Cut(rest, "\n")
+	limit, err := time.ParseDuration(seconds + "s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 0)
+		s := testServer(t, 12)
+		s.Masters = []Master{{Host: "192.0.2.11", Port: 6443}}
+		began, ready := time.Now(), time.Duration(0)
+		d := NewDaemon(Options{Spread: 10 * time.Minute, Servers: []Server{s}, Kernel: w.kernel, Log: w.log,
+			Ready: func() { ready = time.Since(began) }})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- d.Run(ctx) }()
+		time.Sleep(9 * time.Minute)
+		if ready == 0 || ready > limit*3/4 || d.stats.wire[countDial].Load() > 0 {
+			t.Errorf("ready after %s (0: not yet), systemd waits %s; %d connections", ready, limit, d.stats.wire[countDial].Load())
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // TestDaemonSpread checks that probing starts with a delay after power-on, but at once after a
 // restart of the program, when the rules exist.
 func TestDaemonSpread(t *testing.T) {

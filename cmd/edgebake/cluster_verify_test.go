@@ -75,6 +75,11 @@ clusters: [{name: a, cluster: {server: %q}}], users: [{name: a, user: {}}]}`, se
 	if strings.Contains(c.out, certificates) {
 		t.Errorf("150 requests a second: %s", c.out)
 	}
+	rates = []string{"--kube-api-qps=-1"} // no limit
+	c.run(1, "cluster", "verify", "--kubeconfig", "admin.conf")
+	if strings.Contains(c.out, certificates) {
+		t.Errorf("without a limit: %s", c.out)
+	}
 	if !strings.Contains(c.out, room) || !strings.Contains(c.out, "has space for 16 nodes, and the cluster has 12") {
 		t.Errorf("12 nodes in a network of 16: %s", c.out)
 	}
