@@ -429,12 +429,14 @@ func (d *Daemon) kept() map[netip.AddrPort]*runningServer {
 // apply starts, changes and stops groups so that exactly these servers are maintained. claims holds
 // the locks of the new ones. If apply fails, nothing has changed.
 func (d *Daemon) apply(ctx context.Context, servers []Server, claims map[netip.AddrPort]claimedServer) error {
+	// First, so that no group takes the new names for former ones and removes their lines.
+	restore := d.configure(servers)
 	for _, s := range servers {
 		if err := d.addNote(s); err != nil {
+			restore()
 			return err
 		}
 	}
-	d.configure(servers)
 	present := d.kept()
 	var fresh []Server
 	for _, s := range servers {

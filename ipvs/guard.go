@@ -67,6 +67,9 @@ func (s shownUID) is(uid string) bool { return uid != "" && s.uid == uid }
 // hidden reports whether the object does not exist or is not readable.
 func (s shownUID) hidden() bool { return s.status == 401 || s.status == 403 || s.status == 404 }
 
+// busy reports whether the API server is too busy to answer, or does not reach etcd.
+func (s shownUID) busy() bool { return s.status == 429 || s.status >= 500 }
+
 func (s shownUID) String() string {
 	if s.status == 200 {
 		return s.uid
@@ -75,47 +78,55 @@ func (s shownUID) String() string {
 }
 
 // check checks that an API server belongs to the joined cluster. One matching UID is sufficient
-// proof.
+// proof. It asks no further question after an answer that tells nothing about the cluster, because
+// the API server may be overloaded.
 func (j *Joined) check(ctx context.Context, t probe.Target) (probe.Outcome, error) {
+	type question struct {
+		object    string
+		target    probe.Target
+		path, uid string
+	}
 	anonymous := t
 	anonymous.Client = nil // kubeadm's RBAC rule grants access only to system:anonymous
-	info, err := uidOf(ctx, anonymous, clusterInfoPath)
-	if info.is(j.ClusterInfo) {
-		return probe.OK, nil
+	questions := []question{
+		// The Node first: an overloaded API server serves nodes before anonymous clients.
+		{"this node's Node", t, nodePath + j.Node, j.NodeUID},
+		{"its cluster-info", anonymous, clusterInfoPath, j.ClusterInfo},
 	}
-	if err != nil {
-		err = fmt.Errorf("asking for its cluster-info: %w", err)
+	if j.ServiceUID != "" {
+		questions = append(questions, question{"its Service default/kubernetes", t, servicePath, j.ServiceUID})
+	}
+	var answers [3]shownUID
+	var broken error
+	for i, q := range questions {
+		answer, err := uidOf(ctx, q.target, q.path)
+		if answer.is(q.uid) {
+			return probe.OK, nil
+		}
+		if answers[i] = answer; err == nil && !answer.busy() {
+			continue
+		}
+		outcome := probe.Busy
+		if err == nil {
+			err = errors.New(answer.String())
+		} else {
+			outcome = probe.Classify(err, false)
+		}
+		err = fmt.Errorf("asking for %s: %w", q.object, err)
 		// A server that closes anonymous connections may answer requests with the node's
-		// certificate.
-		if outcome := probe.Classify(err, false); outcome != probe.Closed || ctx.Err() != nil {
+		// certificate, and the other way round.
+		if outcome != probe.Closed || ctx.Err() != nil {
 			return outcome, err
 		}
+		if broken == nil {
+			broken = err
+		}
 	}
-	node, service, nodeErr := j.askAsNode(ctx, t)
-	switch {
-	case node.is(j.NodeUID), service.is(j.ServiceUID):
-		return probe.OK, nil
-	case err != nil:
-		return probe.Closed, err
-	case nodeErr != nil:
-		return probe.Classify(nodeErr, false), nodeErr
+	if broken != nil {
+		return probe.Closed, broken
 	}
+	node, info, service := answers[0], answers[1], answers[2]
 	return j.judge(info, node, service)
-}
-
-// askAsNode reads the Node and, if it does not have the recorded UID, the Service
-// default/kubernetes.
-func (j *Joined) askAsNode(ctx context.Context, t probe.Target) (node, service shownUID, err error) {
-	if node, err = uidOf(ctx, t, nodePath+j.Node); err != nil {
-		return node, service, fmt.Errorf("asking for this node's Node: %w", err)
-	}
-	if node.is(j.NodeUID) || j.ServiceUID == "" {
-		return node, service, nil
-	}
-	if service, err = uidOf(ctx, t, servicePath); err != nil {
-		return node, service, fmt.Errorf("asking for its Service default/kubernetes: %w", err)
-	}
-	return node, service, nil
 }
 
 // judge returns the outcome for an API server that showed none of the recorded objects.

@@ -103,12 +103,12 @@ func TestVouch(t *testing.T) {
 		{"recreated, and not published yet", "403", "404", probe.Unshown, true},
 		{"both are gone", "404", "404", probe.Unshown, true},
 		{"hidden, and the node's certificate has expired", "403", "401", probe.Unshown, true},
-		{"starting", "503", "503", probe.Unshown, false},
+		{"starting", "503", "503", probe.Busy, false},
 		{"cluster-info cannot be read, and the Node is as it was", "", oldNode, probe.OK, false},
 		{"cluster-info cannot be read, and the Node is another's", "", newNode, probe.Closed, false},
 		{"cluster-info was made anew, and the Node cannot be read", newInfo, "", probe.Closed, false},
 		{"cluster-info was made anew, and the node's certificate has expired", newInfo, "401", probe.Unshown, false},
-		{"starting, and the Node is not there", "503", "404", probe.Unshown, false},
+		{"starting, and the Node is not there", "503", "404", probe.Busy, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -151,7 +151,7 @@ func TestVouchByService(t *testing.T) {
 		{"hidden, and the node's certificate has expired", "403", "401", "401", probe.Unshown, true},
 		{"cluster-info and the Service cannot be read", "", "404", "", probe.Closed, false},
 		{"the Service cannot be read", "404", "404", "", probe.Closed, false},
-		{"starting", "503", "503", "503", probe.Unshown, false},
+		{"starting", "503", "503", "503", probe.Busy, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -41,7 +41,8 @@ type health struct {
 	Falls   int           // number of times it went down
 
 	good, bad int
-	// lateOnly is set if all of its failures since its last good answer were late answers.
+	// lateOnly is set if all of its failures since its last good answer were late answers, or those
+	// of an overloaded server.
 	lateOnly bool
 	flap     int // factor of the required successful probes: 1, 2, 4 or 8; 0 counts as 1
 	// answering is set if it is down but answers: it is not ready, or its requests take too long.
@@ -59,8 +60,10 @@ const closeAfter = 20 * time.Second
 // observe records the outcome of one probe and reports whether State changed.
 func (h *health) observe(c probe.Outcome, now time.Time) bool {
 	h.Outcome = c
-	if !c.Alive() && c != probe.Late && c != probe.Overdue {
-		h.lateOnly = false
+	// If a connection to a server that is up breaks, the next attempt shows whether it has stopped.
+	broke := c == probe.Closed && h.State == Up && h.bad == 0
+	if !c.Alive() && c != probe.Late && c != probe.Overdue && c != probe.Busy {
+		h.lateOnly = h.lateOnly && broke
 		h.answering = h.answering && c == probe.ServerError
 	} else if c.Alive() {
 		h.lateOnly = true
@@ -111,7 +114,7 @@ func (h *health) failed(now time.Time) bool {
 	return h.enter(Down, now)
 }
 
-// slow reports whether an API server is down only because its answers are late. A stopped one would
+// slow reports whether an API server is down only because it is overloaded. A stopped one would
 // have refused or closed a connection.
 func (h *health) slow() bool { return h.State == Down && h.lateOnly }
 

@@ -64,13 +64,19 @@ func (d *Daemon) setNames(vip netip.AddrPort, names []string) error {
 	return nil
 }
 
-// configure records the names of the configured virtual servers.
-func (d *Daemon) configure(servers []Server) {
+// configure records the names of the configured virtual servers. Call restore to undo that.
+func (d *Daemon) configure(servers []Server) (restore func()) {
 	d.namesMu.Lock()
 	defer d.namesMu.Unlock()
+	before := d.hosts
 	d.hosts = make(map[netip.AddrPort]string)
 	for _, s := range servers {
 		d.hosts[s.VIP] = s.Host
+	}
+	return func() {
+		d.namesMu.Lock()
+		defer d.namesMu.Unlock()
+		d.hosts = before
 	}
 }
 
@@ -90,7 +96,7 @@ func (d *Daemon) formerNames(vip netip.AddrPort, present string) (remove, leave 
 			taken = taken || other != vip && other.Addr().Is4() == vip.Addr().Is4() && strings.EqualFold(host, name)
 		}
 		switch {
-		case strings.EqualFold(name, present):
+		case strings.EqualFold(name, present), strings.EqualFold(name, d.hosts[vip]): // the group may not have the new name yet
 		case taken:
 			leave = append(leave, name)
 		default:

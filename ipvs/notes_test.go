@@ -101,6 +101,19 @@ func TestHostChanges(t *testing.T) {
 	}
 }
 
+// TestNewNameIsNotFormer checks that a group that has not yet received its new name does not treat
+// it as a former one, whose line it would remove.
+func TestNewNameIsNotFormer(t *testing.T) {
+	servers := []Server{testServer(t, 1), testServer(t, 2)}
+	servers[0].Host, servers[1].Host = "c", "a" // before: a, b
+	d := NewDaemon(Options{})
+	d.configure(servers)
+	d.names[servers[1].VIP] = []string{"b", "a"}
+	if remove, leave := d.formerNames(servers[1].VIP, "b"); len(remove)+len(leave) > 0 {
+		t.Errorf("removed: %q, left: %q", remove, leave)
+	}
+}
+
 // TestHostChangesWhileHostsIsLocked checks that the note keeps a former name until its line is
 // removed.
 func TestHostChangesWhileHostsIsLocked(t *testing.T) {

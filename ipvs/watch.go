@@ -44,6 +44,8 @@ type watcher struct {
 	// rtt and handshake are the measured durations of PINGs and handshakes.
 	rtt, handshake latency
 	spacing        spacing
+	// checkPause is the minimum pause after a check of the cluster that has failed.
+	checkPause time.Duration
 	// late counts consecutive handshakes that took too long. failed counts consecutive attempts
 	// without a usable connection.
 	late, failed int
@@ -84,6 +86,7 @@ func (w *watcher) run(ctx context.Context) {
 		s := w.paused
 		if l != w.silent { // the silent connection has shown its cluster before
 			s = nil
+			asked := time.Now()
 			if outcome, err := w.checkCluster(ctx); err != nil {
 				l.Close()
 				if ctx.Err() != nil {
@@ -93,6 +96,7 @@ func (w *watcher) run(ctx context.Context) {
 					outcome = probe.Late
 				}
 				w.reportFailure(outcome, err)
+				w.checkPause = w.spacing.answered(time.Now(), time.Since(asked), false, false)
 				if outcome == probe.Recreated {
 					w.closeSilent()
 					w.sleep(ctx, jitter(recreatedPause*w.profile.Retry))
@@ -101,6 +105,7 @@ func (w *watcher) run(ctx context.Context) {
 				continue
 			}
 			w.closeSilent()
+			w.checkPause = 0
 		}
 		w.silent, w.paused = nil, nil
 		began := time.Now()
@@ -211,7 +216,7 @@ func (w *watcher) report(outcome probe.Outcome, err error) (s State, soon bool) 
 		w.failed = 0
 	}
 	if outcome == probe.Refused { // a server that refuses connections is not busy with requests
-		w.spacing, w.late = spacing{}, 0
+		w.spacing, w.late, w.checkPause = spacing{}, 0, 0
 	}
 	return w.state, soon
 }
@@ -259,7 +264,7 @@ func (w *watcher) backoff(r float64) time.Duration {
 	for i := 1; i < w.failed && d < most; i++ {
 		d = min(2*d, most)
 	}
-	return randomHalf(d, r)
+	return max(randomHalf(d, r), w.checkPause)
 }
 
 // connectTimeout returns the timeout of the TCP handshake, with time for one

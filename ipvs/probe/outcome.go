@@ -22,6 +22,7 @@ const (
 	Expired // certificate expired, according to the API server's own clock too
 	Unreachable
 	Unshown   // does not show which cluster it belongs to
+	Busy      // answers 429 or 5xx when asked which cluster it belongs to
 	Identity  // certificate of another CA, or not of a kube-apiserver
 	Recreated // of another cluster, which has the same CA
 )
@@ -52,6 +53,8 @@ func (c Outcome) String() string {
 		return "unreachable"
 	case Unshown:
 		return "does not show which cluster it belongs to"
+	case Busy:
+		return "too busy to show which cluster it belongs to"
 	case Recreated:
 		return "it belongs to another cluster than this node joined, with the same keys: to accept it, give this node a Site with a token of that cluster"
 	case Identity:
