@@ -89,8 +89,8 @@ const (
 	StagedStore    = "/var/lib/edgebake/update/store" // container images of an update; see UnitMerge
 	StateFile      = "/var/lib/edgebake/state.json"   // State
 	SiteCopy       = "/var/lib/edgebake/site.yaml"    // the Site that was applied last, without its token; mode 0600
-	MachineID      = "/var/lib/edgebake/machine-id"   // the machine ID, for a root that has none; the initrd also reads it
-	PersistDir     = "/var/lib/edgebake/persist"      // files and directories that are bind-mounted from DATA, or linked to
+	MachineID      = "/var/lib/edgebake/machine-id"   // the machine ID, for a root file system that has none; the initrd also reads it
+	PersistDir     = "/var/lib/edgebake/persist"      // files and directories on DATA that are bind-mounted or linked to from the root file system
 	RunDir         = "/run/edgebake"                  // directory for secrets while they are needed
 	RunMark        = "/run/edgebake-"                 // prefix of firstboot's marker files that last until shutdown; RunDir is removed when firstboot ends
 	IPVSStateDir   = "/var/lib/ipvscare"              // ipvscare's state
@@ -114,11 +114,10 @@ const (
 
 // systemd units in the image.
 const (
-	UnitFirstboot = "firstboot.service"
-	UnitAgain     = "firstboot-again.timer" // starts UnitFirstboot again later
-	UnitIPVSCare  = "ipvscare.service"
-	UnitKubelet   = "kubelet.service"
-	// UnitContainerd is containerd's unit.
+	UnitFirstboot  = "firstboot.service"
+	UnitAgain      = "firstboot-again.timer" // starts UnitFirstboot again later
+	UnitIPVSCare   = "ipvscare.service"
+	UnitKubelet    = "kubelet.service"
 	UnitContainerd = "containerd.service"
 	// UnitUpdateFinish completes an update once the new system is kept.
 	UnitUpdateFinish = "edgebake-update-finish.service"
@@ -196,8 +195,8 @@ type ImageInfo struct {
 	UpdateSerial int `json:"updateSerial,omitempty"`
 	// UpdateKeys are minisign public keys. An update of this image must be signed with one of them.
 	UpdateKeys []string `json:"updateKeys,omitempty"`
-	// ControlPlaneUpdates is set if first boot of this image completes a control-plane node's
-	// update, for which other control-plane nodes wait. Older images do not have it.
+	// ControlPlaneUpdates is set if this image's first boot completes the update of a control-plane
+	// node. Other control-plane nodes wait for that. Older images do not set it.
 	ControlPlaneUpdates bool     `json:"controlPlaneUpdates,omitempty"`
 	NodeTypes           []string `json:"nodeTypes"`
 	SiteVersions        []string `json:"siteVersions"`
@@ -221,8 +220,7 @@ type ImageInfo struct {
 	Partitions []PartitionInfo `json:"partitions,omitempty"`
 }
 
-// minDate is earlier than the first image of this version. StampDates counts from it if an image's
-// sourceDate is earlier still.
+// minDate replaces an older sourceDate when StampDates computes the last date.
 const minDate = 1767225600 // 2026-01-01
 
 // StampDates returns the first and last date on which a Site may be stamped onto this image.
@@ -261,8 +259,8 @@ type PartitionInfo struct {
 	Used  int64  `json:"used,omitempty"`
 	// FSSize is the size of the file system if that is smaller than the partition.
 	FSSize int64 `json:"fsSize,omitempty"`
-	// Room is the size of the largest file system that fits in the partition together with the data
-	// stored after it. 0 means Size.
+	// Room is the maximum size of the file system in bytes; the partition also stores data after the
+	// file system. 0 means Size.
 	Room int64 `json:"room,omitempty"`
 }
 
@@ -278,8 +276,8 @@ const (
 	InstallConfig  = "/edgebake/install.json"
 	InstallModules = "/edgebake/modules" // kernel modules that the initrd lacks
 	InstallCA      = "/edgebake/ca.crt"  // CA certificates for servers with TLS
-	// InstallArchive is an archive of these files on the EFI system partition. It is loaded as an
-	// additional initrd.
+	// InstallArchive is a cpio archive of the installer's files, on the EFI system partition. The
+	// boot loader loads it as an additional initrd.
 	InstallArchive = "edgebake/installer.cpio"
 	// InstallBootImage is the disk image that firmware downloads and boots.
 	InstallBootImage = "boot.img"
@@ -378,8 +376,8 @@ type UpdateState struct {
 	Status string `json:"status"`
 	// Root is the partition of the new system.
 	Root string `json:"root"`
-	// The following fields are set only while an update runs. Fetched and Total are numbers of
-	// downloaded bytes; LeftSeconds is 0 if unknown.
+	// The following fields are set only while an update runs. Fetched is the number of
+	// bytes downloaded so far, out of Total. LeftSeconds is 0 if unknown.
 	Image       string    `json:"image,omitempty"`
 	Phase       string    `json:"phase,omitempty"`
 	Detail      string    `json:"detail,omitempty"`
@@ -452,8 +450,8 @@ type IPVSVirtual struct {
 	Rise      int    `json:"rise,omitempty"`      // default 2
 	Fall      int    `json:"fall,omitempty"`      // default 2
 	// SpreadSeconds is the time over which the cluster's nodes spread their first requests after
-	// power-on, at least BootSpread. They also spread their return to an API server over it while
-	// another one is up. 0 means BootSpread.
+	// power-on, at least BootSpread. The nodes also spread their return to a recovered API server
+	// over this time if another API server is up. 0 means BootSpread.
 	SpreadSeconds int `json:"spreadSeconds,omitempty"`
 	// LearnMasters allows the ConfigMap kube-public/edgebake-masters in the cluster to replace
 	// Masters.
@@ -463,8 +461,8 @@ type IPVSVirtual struct {
 	Joined *IPVSJoined `json:"joined,omitempty"`
 }
 
-// IPVSJoined identifies a cluster by UIDs, which differ even from those of a re-created cluster
-// with the same keys.
+// IPVSJoined identifies a cluster by UIDs. A cluster that is re-created with the same keys has other
+// UIDs.
 type IPVSJoined struct {
 	ClusterInfo string `json:"clusterInfo"` // UID of kube-public/cluster-info
 	Node        string `json:"node"`        // name of this machine's Node

@@ -148,8 +148,8 @@ func newESP(now time.Time, merged []tree.Node) *esp {
 	return e
 }
 
-// take copies the first of the files from that the base has to the path to on the ESP. If it has
-// none of them, the error advises fix.
+// take copies a file of the base to the ESP: the first existing path of the list "from", to the path
+// "to". If none exists, the error suggests the given fix.
 func (e *esp) take(fix, to string, from ...string) {
 	for _, p := range from {
 		if n, ok := e.from[p]; ok && n.IsRegular() {

@@ -8,8 +8,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// updated lists the files by which systemd knows that its files generated from /usr are current
-// (ConditionNeedsUpdate in systemd.unit): users of sysusers.d, the linker's cache, the hardware
+// updated lists the stamp files that mark the files generated from /usr as current
+// (ConditionNeedsUpdate= in systemd.unit(5)): users of sysusers.d, the linker's cache, the hardware
 // database, the journal's catalog. Debian's packages generate them when they are installed.
 var updated = []string{"etc/.updated", "var/.updated"}
 

@@ -1,6 +1,6 @@
 // Package artifact defines the form of golden images in container registries: an OCI manifest, a
 // config blob, and parts. The concatenated parts are the compressed image (.raw.zst), so a machine
-// that is updated can read ranges of the image as ranges of the parts.
+// can read ranges of the image as ranges of the parts during an update.
 package artifact
 
 import (

@@ -35,9 +35,9 @@ const (
 // window is the number of bytes before the end of a chunk that determine the end.
 const window = 64
 
-// Masks of the rolling hash. A chunk ends where all masked bits are zero. hardMask has one bit more
-// than log2(Average) and applies before the size Average, easyMask one bit less. So sizes are
-// closer to Average (FastCDC's normalized chunking, level 1).
+// Masks of the rolling hash. A chunk shorter than Average ends where all bits of hardMask are zero, a
+// longer chunk where all bits of easyMask are zero. hardMask has log2(Average)+1 bits, easyMask
+// log2(Average)-1, so sizes are closer to Average (FastCDC's normalized chunking, level 1).
 const (
 	bits     = 17 // log2(Average)
 	hardMask = (1<<(bits+1) - 1) << (64 - bits - 1)

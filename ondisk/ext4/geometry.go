@@ -44,8 +44,8 @@ type geometry struct {
 	free []run
 }
 
-// newGeometry divides size bytes into groups that have at least n inodes in total. If size is too
-// small, it returns a nil geometry and a lower bound of the number of missing blocks.
+// newGeometry divides size bytes into groups with at least the given number of inodes in total. If
+// size is too small, it returns a nil geometry and a lower bound of the number of missing blocks.
 func newGeometry(size, inodes int64) (g *geometry, missing int64, err error) {
 	g = &geometry{blocks: size / blockSize}
 	if g.blocks > maxBlocks {

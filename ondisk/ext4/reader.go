@@ -656,7 +656,7 @@ const blobPrefix = "ext4 inode "
 
 func blobName(number uint32) string { return fmt.Sprintf("%s%d", blobPrefix, number) }
 
-// OpenBlob opens the content of a node that Walk, Nodes or Stat returned.
+// OpenBlob opens the content of a node from Walk, Nodes or Stat.
 func (r *Reader) OpenBlob(name string) (tree.BlobFile, error) {
 	digits, ok := strings.CutPrefix(name, blobPrefix)
 	number, err := strconv.ParseUint(digits, 10, 32)

@@ -143,8 +143,8 @@ func layout(o Options) (*geometry, error) {
 }
 
 // perCluster returns the number of sectors per cluster of a new file system: for FAT32 the value in
-// fatgen103's table, otherwise that of the smallest cluster of at least 2 KiB with which the number
-// of clusters is within the limit.
+// fatgen103's table, otherwise the smallest value with clusters of at least 2 KiB that keeps their
+// number below the type's limit.
 func perCluster(kind int, size, sectorSize int64) int64 {
 	if kind == 32 {
 		cluster := int64(512)

@@ -8,12 +8,13 @@ import (
 )
 
 // shortName is a name in the form of a directory entry: eight bytes and three bytes, padded with
-// blanks.
+// spaces.
 type shortName [11]byte
 
 const shortChars = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789!#$%&'()-@^_`{}~"
 
-// checkName returns an error for a file name that Windows rejects. Its rules are the strictest.
+// checkName returns an error for a file name that Windows rejects, because Windows has the strictest
+// rules.
 func checkName(s string) error {
 	switch {
 	case s == "" || s == "." || s == "..":

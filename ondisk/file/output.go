@@ -108,7 +108,7 @@ func openOwn(name string) (*os.File, error) {
 	return f, nil
 }
 
-// Keep closes an output without giving it its name. A later Continue opens it again.
+// Keep closes an output under its temporary name. A later Continue opens it again.
 func (o *Output) Keep() error { return o.File.Close() }
 
 // Temp returns the temporary name of an output from Continue, until Commit.

@@ -16,8 +16,9 @@ func Same(a, b string) bool {
 	return err == nil && os.SameFile(x, y)
 }
 
-// NotInput returns an error if writing to output, the value of flag, would overwrite the input
-// name. what describes the input. An empty name is ignored.
+// NotInput returns an error if output and name are the same file, so that writing the output would
+// overwrite an input. The message contains flag and what, a description of the input. An empty name
+// is ignored.
 func NotInput(flag, output, what, name string) error {
 	if name != "" && (Same(output, name) || withoutLinks(output) == withoutLinks(name)) {
 		return fmt.Errorf("%s %s: it is %s: name another file", flag, output, what)

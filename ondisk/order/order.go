@@ -1,4 +1,4 @@
-// Package order has the formats of update orders on a cluster's Nodes, and of the machines'
+// Package order defines the formats of update orders on a cluster's Nodes, and of the machines'
 // answers. Both are annotations, which readers must not trust.
 package order
 
@@ -196,7 +196,7 @@ type Answer struct {
 	State  string `json:"state,omitempty"`
 	Step   string `json:"step,omitempty"`
 	Reason string `json:"reason,omitempty"`
-	// Fetched is how many of the Total bytes have been fetched over the network.
+	// Fetched is the number of bytes fetched over the network so far, out of Total.
 	Fetched int64 `json:"fetched,omitempty"`
 	Total   int64 `json:"total,omitempty"`
 }

@@ -284,8 +284,8 @@ func Head(r io.ReaderAt, size int64, b []byte) error {
 // FrameHead is the number of bytes of a file that IsFrame needs.
 const FrameHead = zstd.HeaderMaxSize
 
-// IsFrame reports whether a file that begins with head can be an edgebake image. Its frames have at
-// most FrameSize bytes of content, while other programs compress a file as one frame.
+// IsFrame reports whether a file that begins with head can be an edgebake image: its
+// first frame has at most FrameSize bytes of content. Other programs usually write one large frame.
 func IsFrame(head []byte) bool {
 	var h zstd.Header
 	return h.Decode(head) == nil && h.HasFCS && h.FrameContentSize <= FrameSize

@@ -55,8 +55,8 @@ func countEntries(files map[string][]byte) int {
 	return len(all)
 }
 
-// Limits for reading the boot sector, directories and the allocation table. Even a stick with a
-// hundred thousand files stays below them, but not one that was made to be slow.
+// Limits for reading the boot sector, directories and the allocation table. A stick with 100,000
+// files stays below these limits; a stick crafted to be slow exceeds them.
 const (
 	maxMeta  = 4 << 20
 	maxReads = 8192
@@ -65,8 +65,8 @@ const (
 // errCost means that a file system exceeds the budget.
 var errCost = errors.New("the file system is damaged or badly fragmented: format the stick again (FAT32) and copy the files to it again")
 
-// budget limits the reads from an untrusted file system. Its chains of clusters may jump back and
-// forth, and thousands of its directories may be the same one.
+// budget limits the reads from an untrusted file system. A hostile one may fragment each cluster
+// chain, or have thousands of entries that all refer to one directory.
 type budget struct {
 	r            io.ReaderAt
 	reads, bytes int64

@@ -13,8 +13,8 @@ import (
 
 // A machine that writes its own slot must not lose the contents in a power cut, because there is no
 // other copy. So it first writes the new contents, with a digest, as a record into the second half
-// of the slot, while the first half has the old contents. The record counts if the first sector is
-// zero.
+// of the slot, while the first half has the old contents. Readers use the record if the first
+// sector is zero.
 
 const (
 	half         = ondisk.SlotSize / 2

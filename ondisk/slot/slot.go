@@ -41,7 +41,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// Sizes of the reports in bytes. Unused space is filled with line ends, which are harmless at the
+// Sizes of the reports in bytes. Unused space is filled with newlines, which are harmless at the
 // end of text and of JSON.
 const (
 	ReportTextSize = 64 << 10
@@ -254,7 +254,7 @@ func (m *image) WriteAt(p []byte, off int64) (int, error) {
 		return 0, io.ErrShortWrite
 	}
 	if end > int64(len(m.b)) {
-		whole := (end + page - 1) / page * page // no device has larger sectors than a page
+		whole := (end + page - 1) / page * page // no device has sectors larger than a page
 		m.b = append(m.b, make([]byte, whole-int64(len(m.b)))...)
 	}
 	return copy(m.b[off:], p), nil
@@ -286,7 +286,7 @@ func allowedPath(name string) bool {
 	return ok && rest != "" && (dir == ondisk.SlotFilesDir || dir == ondisk.SlotPKIDir)
 }
 
-// pad fills a report with line ends up to a size of room bytes.
+// pad appends newlines to a report until it has room bytes.
 func pad(b []byte, room int) ([]byte, error) {
 	if len(b) > room {
 		return nil, fmt.Errorf("the report has %d bytes, but there is space for only %d", len(b), room)
@@ -671,8 +671,8 @@ func (in *reader) info(e fat.Entry) (info ondisk.SlotInfo, err error) {
 	return info, nil
 }
 
-// report reads a report up to its first block of padding, because most of the file is padding. A
-// file larger than room is no report.
+// report reads a report up to its first block of padding, because most of the file is padding. It
+// ignores a file larger than room.
 func (in *reader) report(e fat.Entry, room int64) ([]byte, error) {
 	if e.Size > room {
 		return nil, nil
@@ -743,7 +743,7 @@ func writeWhole(f Writer, img []byte, size int) error {
 	return write(f, 0, img[:sectorSize])
 }
 
-// coherent is a Writer that knows whether its ReadAt returns the data on the device. If it does,
+// coherent is a Writer that reports whether its ReadAt returns the data on the device. If it does,
 // writeZeros skips blocks of zeros, because writing all 16 MiB would take most of the time.
 type coherent interface {
 	io.ReaderAt
@@ -842,8 +842,8 @@ func writeReport(f Device, r Report) error {
 // removes both. Scrub keeps config.ign, files/ and the report, with the secrets replaced by stars.
 // It removes pki/, and files that do not belong in a slot. info has the sector size of the disk.
 //
-// Removing the secrets has priority: contents that cannot be written again are dropped, in the
-// order of concessions. A slot that cannot be read is made from info and site alone. A file system
+// Removing the secrets has priority: if the contents cannot be written again, Scrub drops part of
+// them (see concessions). A slot that cannot be read is made from info and site alone. A file system
 // larger than a slot is not changed (ErrForeign).
 func Scrub(f Device, info ondisk.SlotInfo, site []byte, secrets ...string) error {
 	if fsys, err := fat.Open(f); err == nil && fsys.Size() > ondisk.SlotSize {
@@ -887,8 +887,8 @@ func Scrub(f Device, info ondisk.SlotInfo, site []byte, secrets ...string) error
 	return nil
 }
 
-// concessions are functions that drop contents. Scrub calls them in order until it can write the
-// slot, in which other systems may have stored more than Make can. They never drop the Site itself.
+// concessions are functions that drop contents. Scrub calls them in order until the rest fits, since
+// other systems may have stored more in the slot than Make can. They never drop the Site itself.
 var concessions = []func(*Contents, ondisk.SlotInfo){
 	// Drop names that Write does not accept, and files that are too large.
 	func(c *Contents, _ ondisk.SlotInfo) {

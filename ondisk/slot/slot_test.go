@@ -86,9 +86,9 @@ func TestMakeAndRead(t *testing.T) {
 	}
 }
 
-// TestGeometry checks that the number of clusters is not near the limit between FAT12 and FAT16, of
-// which some programs use another value. For 512-byte sectors, the digests of existing images fix
-// the geometry.
+// TestGeometry checks that the number of clusters is not near the limit between FAT12 and FAT16,
+// because programs differ in that limit. With 512-byte sectors, the geometry must stay the same,
+// since digests of existing images depend on it.
 func TestGeometry(t *testing.T) {
 	for sector, want := range map[int64]struct{ kind, clusterSize, clusters int }{0: {16, 2048, 8166}, 4096: {12, 8192, 2044}} {
 		c := sample()

@@ -178,8 +178,8 @@ func (p *pages) page(id uint64) (flags uint16, count int, body []byte, err error
 	return le.Uint16(head[8:]), int(le.Uint16(head[10:])), body, nil
 }
 
-// keys is the range of keys that a page may contain. bbolt searches by the keys in the pages above
-// it.
+// keys is the range of keys that a page may contain. The parent pages define it, because bbolt uses
+// their keys to search.
 type keys struct {
 	from  string
 	until string // exclusive; "" means no end (no key is empty)

@@ -153,7 +153,7 @@ type State struct {
 	MetaSequence, BackendSequence uint64
 }
 
-// Sort sorts all records, so that equal states are equal as values.
+// Sort sorts all records, so that equal states are also deeply equal.
 func (s *State) Sort() {
 	slices.SortFunc(s.Images, func(a, b Image) int { return cmp.Compare(a.Name, b.Name) })
 	slices.SortFunc(s.Blobs, func(a, b Blob) int { return cmp.Compare(a.Digest, b.Digest) })

@@ -28,8 +28,8 @@ const (
 	entryBytes = 512
 )
 
-// FromTar indexes an uncompressed tar with PAX and GNU extensions, which is the blob named blob.
-// Files' contents become ranges of the blob. Owners, modes, extended attributes, devices and hard
+// FromTar indexes the uncompressed tar r, which may use PAX and GNU extensions. Files' contents
+// become ranges of the blob with the given name. Owners, modes, extended attributes, devices and hard
 // links are kept; hard links share an *Inode. The error lists all entries that a file system cannot
 // represent exactly.
 func FromTar(r io.ReaderAt, size int64, blob, layer string) ([]Node, error) {
@@ -92,7 +92,7 @@ func fromTar(r io.ReaderAt, size int64, blob, layer string, limit int) ([]Node, 
 	return x.nodes, nil
 }
 
-// textOf returns how many bytes of a header are kept in memory.
+// textOf returns the number of bytes of a header that are kept in memory.
 func textOf(h *tar.Header) int {
 	n := len(h.Name) + len(h.Linkname)
 	for k, v := range h.PAXRecords {
@@ -238,12 +238,11 @@ func deviceNumber(h *tar.Header) (major, minor uint32, err error) {
 	return uint32(h.Devmajor), uint32(h.Devminor), nil
 }
 
-// Prefixes of PAX records with extended attributes, in the forms of star and GNU tar, of GNU tar
-// for SELinux, and of libarchive, which usually also writes the first form.
+// PAX records with extended attributes.
 const (
-	xattrPrefix      = "SCHILY.xattr."
-	selinuxRecord    = "RHT.security.selinux"
-	libarchivePrefix = "LIBARCHIVE.xattr."
+	xattrPrefix      = "SCHILY.xattr."        // star and GNU tar
+	selinuxRecord    = "RHT.security.selinux" // GNU tar's SELinux label
+	libarchivePrefix = "LIBARCHIVE.xattr."    // libarchive, which usually also writes xattrPrefix
 )
 
 // xattrs returns the extended attributes in an entry's records. If an attribute is present in
@@ -350,7 +349,7 @@ func entryPath(name string) (string, error) {
 		p = "."
 	}
 	if err := checkPath(p); err != nil {
-		// Double slashes and inner dots are harmless, so they are cleaned.
+		// Double slashes and "/./" are harmless, so they are cleaned.
 		q := path.Clean(p)
 		if strings.HasPrefix(p, "/") || p == "" || strings.Contains("/"+p+"/", "/../") || checkPath(q) != nil {
 			return "", err
@@ -470,9 +469,9 @@ func header(n Node) *tar.Header {
 }
 
 // PackDir writes a directory of the host, such as an overlay, as a tar that is the same on any
-// host. Paths are relative and sorted; root owns everything, with the time mtime. Modes, symbolic
-// links, hard links and file capabilities are kept. Owners, ACLs and other extended attributes are
-// not.
+// host. Paths are relative and sorted. All entries belong to root and have the modification time
+// mtime. Modes, symbolic links, hard links and file capabilities are kept. ACLs and other extended
+// attributes are not.
 func PackDir(ctx context.Context, w io.Writer, dir string, mtime time.Time) error {
 	if fi, err := os.Stat(dir); err != nil {
 		return fmt.Errorf("packing overlay: %w", err)

@@ -107,7 +107,7 @@ type tail struct {
 	requests int
 }
 
-// load reads the bytes from offset from up to those that were read before.
+// load reads the bytes between the offset from and the bytes that were already read.
 func (t *tail) load(from int64) error {
 	if from >= t.from {
 		return nil

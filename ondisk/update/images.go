@@ -117,7 +117,7 @@ func (i *Images) Walk(lack *store.State, f func(tree.Node) error) error {
 	return nil
 }
 
-// OpenBlob opens the content of a node that Walk returned.
+// OpenBlob opens the content of a node that Walk passed to its function.
 func (i *Images) OpenBlob(name string) (tree.BlobFile, error) { return i.fs.OpenBlob(name) }
 
 // Chunks returns the numbers of the chunks that contain the files that Walk visits, and the disk

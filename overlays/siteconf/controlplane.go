@@ -9,8 +9,9 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// controlPlane reports container images of the control plane that the image lacks. The machine
-// cannot pull them while its control plane starts.
+// controlPlane reports control-plane images that the image lacks or has with several tags, and a
+// kubernetesVersion of another minor version. The machine cannot pull images while its control plane
+// starts.
 func (c *check) controlPlane() {
 	if c.site.NodeType != configs.NodeControlPlane || c.site.ControlPlane == nil {
 		return

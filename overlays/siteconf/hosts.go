@@ -12,8 +12,9 @@ type HostsEntry struct {
 	Names []string
 }
 
-// EditHosts replaces the owner's block in /etc/hosts by entries and keeps all other lines. Without
-// entries, it removes the block. The block comes first, since the first line with a name is used.
+// EditHosts replaces the owner's block in /etc/hosts with entries and keeps all other lines. Without
+// entries, it removes the block. The block comes first, because resolvers use the first line with a
+// name.
 func EditHosts(hosts []byte, owner string, entries []HostsEntry) []byte {
 	begin, end := "# BEGIN "+owner, "# END "+owner
 	var rest [][]byte

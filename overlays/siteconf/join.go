@@ -23,7 +23,7 @@ type Join struct {
 	NodeIP string
 	// Discovery is the path of the discovery kubeconfig.
 	Discovery string
-	// Timeout is how long kubeadm waits for kubelet to be healthy; 0 means kubeadm's default.
+	// Timeout is the time that kubeadm waits for a healthy kubelet; 0 means kubeadm's default.
 	// kubeadm waits four times as long for kubelet's certificate, which many nodes may request at
 	// once.
 	Timeout time.Duration
@@ -123,8 +123,9 @@ func JoinConfiguration(site *configs.Site, j Join) ([]byte, error) {
 	return toYAML("the JoinConfiguration", c)
 }
 
-// KubeletLabels returns the labels with which kubelet registers the node. It always sets both
-// labels of OpenYurt, which converts a node that has the pool's label but no edge worker label.
+// KubeletLabels returns the labels with which kubelet registers the node. With OpenYurt it always
+// sets both labels: yurt-manager would start to convert a node that has the pool's label but no
+// edge worker label.
 func KubeletLabels(site *configs.Site) map[string]string {
 	labels := maps.Clone(site.Labels)
 	if labels == nil {

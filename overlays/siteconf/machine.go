@@ -51,7 +51,7 @@ func Matches(match configs.Match, m Machine) bool {
 	return !match.IsZero() && card && is(match.Serial, m.Serial) && is(match.UUID, m.UUID) && is(match.AssetTag, m.AssetTag)
 }
 
-// FindSite returns the site that matches the machine, or nil. It is an error if several match,
+// FindSite returns the Site that matches the machine, or nil. It is an error if several match,
 // since at most one of them is meant for this machine.
 func FindSite(inv *configs.Inventory, m Machine) (*configs.InventorySite, error) {
 	var found []*configs.InventorySite

@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// Runs returns the number of runs of each subject: the value of EDGEBAKE_BENCH_RUNS, or unset
-// without that variable.
+// Runs returns the number of runs of each subject: the value of EDGEBAKE_BENCH_RUNS or, if it is
+// not set, the argument.
 func Runs(b *testing.B, unset int) int {
 	b.Helper()
 	s := os.Getenv("EDGEBAKE_BENCH_RUNS")

@@ -226,8 +226,8 @@ func Tar(entries []Entry) ([]byte, error) {
 // programs are the names of the programs of a node.
 var programs = strings.Fields("kubelet kubeadm containerd containerd-shim-runc-v2 ctr firstboot ipvscare")
 
-// Several changes a document to one for two architectures. WriteFor writes its files for one of
-// them.
+// Several returns the document changed for two architectures. WriteFor writes the files for one
+// architecture.
 func Several(doc string) string {
 	return strings.NewReplacer("kind: Image\n", "kind: Image\narch: [amd64, arm64]\n", "base.tar", "'base-{arch}.tar'", "dir: programs", "dir: 'programs/{arch}'",
 		"programs/firstboot", "'programs/{arch}/firstboot'", "programs/ipvscare", "'programs/{arch}/ipvscare'",

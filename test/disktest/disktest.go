@@ -214,8 +214,9 @@ func (m Blobs) OpenBlob(name string) (tree.BlobFile, error) {
 	}{bytes.NewReader(b), io.NopCloser(nil)}, nil
 }
 
-// Mounted runs the body of a test with a directory in which script, which gets it as "$0", has
-// mounted small or read-only file systems. It runs the test program again in separate namespaces.
+// Mounted runs body with a directory in which the shell script has mounted small or read-only file
+// systems. The script gets the directory as "$0". Mounted runs the test program again in separate
+// namespaces.
 func Mounted(t *testing.T, script string, body func(t *testing.T, dir string)) {
 	t.Helper()
 	const variable = "EDGEBAKE_TEST_SMALL_DISK"

@@ -18,9 +18,9 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// TestBaseTwice checks that from one state of Debian's archive, mmdebstrap makes the same base
-// twice and edgebake the same image, with any umask, time zone, language and directories. Small
-// stand-ins replace Kubernetes and containerd.
+// TestBaseTwice builds twice from the same state of Debian's archive, with different umasks, time
+// zones, languages and directories. The bases and the images must be equal. Small stand-ins
+// replace Kubernetes and containerd.
 func TestBaseTwice(t *testing.T) {
 	desk.NeedProgram(t, "mmdebstrap", "mmdebstrap")
 	bin := filepath.Join(t.TempDir(), "edgebake")

@@ -277,8 +277,8 @@ func (w *edgeWorld) deniedFirst(vm *lab.VM) {
 	w.approver.Set(lab.Approve)
 }
 
-// offlineReboot unplugs the cable, waits for the time cut, resets the machine, waits until the pod
-// runs, and plugs the cable in again.
+// offlineReboot unplugs the cable, waits for the duration given as cut, resets the machine, waits
+// until the pod runs, and plugs the cable in again.
 func (w *edgeWorld) offlineReboot(vm *lab.VM, node, pod *lab.Object, cut time.Duration) {
 	w.t.Helper()
 	link := func(up bool) {

@@ -36,8 +36,9 @@ const lanes = 2
 // TestPowerCutAtAnyWrite records the disk writes of two first boots, until a minute after Ready,
 // and simulates power cuts at many points of these records:
 //
-//   - From some points it boots: the machine must become Ready by itself.
-//   - At others it only reads the disk, which must have the machine's certificate or its token.
+//   - At some points, a machine boots from the disk and must become Ready by itself.
+//   - At others, the test only reads the disk, which must have the machine's certificate or
+//     its token.
 //
 // CI boots from a dozen points and reads two dozen, some just after Ready. The nightly run boots
 // from 200, including each flush since the join.

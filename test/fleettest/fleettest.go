@@ -192,7 +192,8 @@ func (s *Server) Nodes() []string {
 	return slices.Sorted(slices.Values(out))
 }
 
-// Count returns the number of Nodes that the function is selects, all at the same moment.
+// Count returns the number of Nodes for which the given function returns true, all at the same
+// moment.
 func (s *Server) Count(is func(node Object) bool) (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -98,8 +98,8 @@ func (l Loopback) Dial(ctx context.Context, network, addr string) (net.Conn, err
 func mac(n int) string { return fmt.Sprintf("52:54:00:eb:00:%02x", n+1) }
 
 // Pair is a network that needs no root: two guests connected by a cable. Guest 0 is a master. This
-// host reaches the master through a second card on QEMU's user-mode network, which is not on the
-// cable: it would answer in place of the other guest.
+// host reaches the master through a second card. QEMU's user-mode network is not on the cable,
+// because it would answer in place of the other guest.
 type Pair struct {
 	// Port is the port on this host's loopback address that is forwarded to the master's API
 	// server.

@@ -16,7 +16,7 @@ import (
 // starvedCap limits the time of a starved guest, as a multiple of its limit.
 const starvedCap = 4
 
-// effort is how long the threads of a process have run (ran) and have waited for a processor
+// effort is the time that a process's threads ran, and the time that they waited for a processor
 // (stood).
 type effort struct{ ran, stood time.Duration }
 

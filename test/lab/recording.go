@@ -22,7 +22,8 @@ type Recording struct {
 	undo      []old
 }
 
-// old is data from before a write. The last cut kept that write by chance.
+// old is data that a write replaced. The next cut restores it, because the last cut kept that write
+// by chance.
 type old struct {
 	at   int64
 	data []byte

@@ -110,7 +110,7 @@ func layOut(events []event) (all []row, end float64) {
 	return all, at + 1
 }
 
-// wrap breaks a line at blanks, or at the terminal's width if there is none.
+// wrap breaks a line at spaces, or at the terminal's width if the line has none.
 func wrap(text string) []string {
 	var out []string
 	indent := ""

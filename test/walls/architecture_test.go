@@ -217,7 +217,7 @@ func TestYAMLIsChecked(t *testing.T) {
 }
 
 // TestStreamsArePrintable checks that the programs print through printable.To, because terminals
-// obey control characters, which certificates, sticks, disks and servers may contain.
+// interpret control characters, which certificates, sticks, disks and servers may contain.
 func TestStreamsArePrintable(t *testing.T) {
 	wrapped := map[string]bool{"cmd/internal/console/streams.go": false, "cmd/firstboot/cli.go": false, "cmd/ipvscare/run.go": false}
 	eachGoFile(t, func(rel string, at func(ast.Node) token.Position, f *ast.File) {

@@ -20,7 +20,7 @@ func TestSecretsStayWithUs(t *testing.T) {
 		if !ours || strings.HasSuffix(rel, "_test.go") || strings.HasPrefix(rel, "builder/procgroup/") {
 			return
 		}
-		names := map[string]string{} // names under which the file calls them
+		names := map[string]string{} // local names of these packages in the file
 		for _, i := range f.Imports {
 			p := strings.Trim(i.Path.Value, `"`)
 			if p != "os" && p != "os/exec" && p != "syscall" {

@@ -11,8 +11,8 @@
 //   - A killed run leaves only files and records to which no image refers. The next run
 //     removes them, and so would containerd.
 //
-// A merge removes no image. Once the new system is kept, the former system's images are not pinned,
-// so that kubelet's garbage collection can remove them.
+// A merge removes no image. When the new system is kept, the old system's images are unpinned, so
+// that kubelet's garbage collection can remove them.
 package merge
 
 import (

@@ -387,8 +387,8 @@ func copyContent(from, to string) error {
 	return errors.Join(err, out.Close())
 }
 
-// metadata copies owner, mode, extended attributes and times, in this order, because a step may
-// reset the results of later ones.
+// metadata copies owner, mode, extended attributes and times, in this order: chown(2), for example,
+// clears set-user-ID bits and capabilities.
 func metadata(src, dst string, st *unix.Stat_t) error {
 	fail := func(err error) error { return fmt.Errorf("copying the metadata of %s: %w", src, err) }
 	if err := unix.Lchown(dst, int(st.Uid), int(st.Gid)); err != nil {

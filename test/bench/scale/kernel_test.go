@@ -111,7 +111,7 @@ func (k *memory) Conns(vip, dest netip.AddrPort) ([]kernel.Conn, error) {
 	return out, nil
 }
 
-// sever closes the connections that the function which selects, and returns their number.
+// sever closes the connections for which the given function returns true, and returns their number.
 func (k *memory) sever(which func(kernel.Conn) bool) (int, error) {
 	k.Mu.Lock()
 	var all []io.Closer

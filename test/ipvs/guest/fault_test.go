@@ -71,9 +71,8 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// TestUse checks that PINGs follow the first packets to API servers that were unused for some
-// seconds, as soon as ipvscare reads the kernel's table again. The kernel's own counters lag up to
-// two seconds.
+// TestUse checks that ipvscare sends PINGs to an API server soon after it is used again: at the next
+// read of the kernel's table. The kernel's counters lag up to two seconds.
 func TestUse(t *testing.T) {
 	l := newLab(t, 3, 1)
 	n := l.settle()

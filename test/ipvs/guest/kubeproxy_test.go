@@ -122,8 +122,8 @@ clusterCIDR: 10.244.0.0/16
 	})
 }
 
-// dips measures how long some master does not serve. total stops the measurement and returns the
-// sum.
+// dips measures the time during which at least one master does not serve. total stops the
+// measurement and returns the sum.
 func (n *machine) dips() (total func() time.Duration) {
 	stop, sum := make(chan struct{}), make(chan time.Duration)
 	go func() {
