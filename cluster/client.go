@@ -217,7 +217,7 @@ func (c *Client) explain(doing string, err error) error {
 	return fmt.Errorf("%s: %w", doing, err)
 }
 
-// permission is one that a request needs.
+// permission is an RBAC permission that a request needs.
 type permission struct {
 	verb      string
 	resource  schema.GroupVersionResource

@@ -31,7 +31,8 @@ const (
 type desiredObject struct {
 	resource        schema.GroupVersionResource
 	namespace, name string
-	why, then       string
+	// why is printed with the change; then is a command to run afterwards, or "".
+	why, then string
 	// change returns the desired object for the existing one, which is nil if there is none. It
 	// returns its argument if nothing has to change.
 	change func(is map[string]any) (map[string]any, error)

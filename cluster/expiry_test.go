@@ -42,7 +42,7 @@ func TestExpiryChecks(t *testing.T) {
 	}
 	for name, tt := range map[string]struct {
 		ca, admin time.Time
-		want      string // names of the ending certificates
+		want      string // names of the certificates that expire soon
 	}{
 		"new":          {now.AddDate(10, 0, 0), now.AddDate(1, 0, 0), ""},
 		"year seven":   {now.AddDate(3, 0, 0), now.AddDate(0, 6, 0), ""},

@@ -129,8 +129,8 @@ func Preflight(ctx context.Context, sites []PreflightSite, o PreflightOptions) [
 	return all
 }
 
-// unusable returns why a kubeconfig gives no access to its cluster, or "" if it does. It ignores
-// missing rights of the kubeconfig's user.
+// unusable returns the reason why the kubeconfig gives no access to its cluster, or "". Missing
+// permissions of the kubeconfig's user are no reason.
 func (c *Client) unusable(ctx context.Context) string {
 	if c == nil {
 		return ""

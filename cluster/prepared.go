@@ -23,8 +23,8 @@ type recordedChange struct {
 	Earlier map[string]any `json:"earlier,omitempty"`
 }
 
-// changedOnlyByPrepare reports whether nobody but Prepare has changed the object: its state, is, is
-// the one before Prepare or was written by Prepare.
+// changedOnlyByPrepare reports whether the object is in the state before Prepare, or in one that
+// Prepare wrote.
 func (n *recordedChange) changedOnlyByPrepare(is map[string]any) bool {
 	return reflect.DeepEqual(is, n.Before) || n.madeByPrepare(is)
 }

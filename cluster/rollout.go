@@ -58,8 +58,8 @@ func (m rolloutMark) resumed(now time.Time) rolloutMark {
 // clockError is the difference of two computers' clocks that does not count as a wrong clock.
 const clockError = time.Minute
 
-// corrected returns the mark without times in the future, which a clock that was ahead has left.
-// With them, a ring would soak until that time.
+// corrected replaces times in the future, from a clock that was ahead, with now. Otherwise a ring
+// would soak until such a time.
 func (m rolloutMark) corrected(now time.Time) rolloutMark {
 	for _, at := range []*time.Time{&m.Given, &m.Drain, &m.Released, &m.Ended} {
 		if at.Sub(now) > clockError {
@@ -92,8 +92,8 @@ type updateNode struct {
 	answer                 order.Answer
 	mark                   rolloutMark
 	controlPlane, answered bool
-	// rejected is the error of a change that the API server rejected in this run; "" for none. The
-	// update of the node has failed then, which its mark cannot say.
+	// rejected is the API server's error for a change of this Node that it rejected in this run, or
+	// "". The node then counts as failed, although its mark does not record that.
 	rejected string
 }
 
@@ -408,15 +408,15 @@ func (r *Rollout) otherUpdates(all []*updateNode) map[string][]string {
 	return other
 }
 
-// ended reports whether the machine has answered the order of its mark with a result. A rollout that
-// was stopped does not record it.
+// ended reports whether the machine has answered the order of its mark with a result. A stopped
+// rollout does not record this result in the mark.
 func (n *updateNode) ended() bool {
 	o, err := order.Parse(n.answer.Order)
 	return err == nil && o.Golden == n.mark.Golden && (n.answer.State == order.StateDone || n.answer.State == order.StateFailed || n.answer.State == order.StateWithdrawn)
 }
 
-// otherRollouts is otherUpdates without the orders that a person has written. Two rollouts that
-// begin at the same time must not take each other's nodes.
+// otherRollouts is otherUpdates without the orders that a person has written. It is for two rollouts
+// that begin at the same time: neither takes the other's nodes.
 func (r *Rollout) otherRollouts(all []*updateNode) map[string][]string {
 	other := map[string][]string{}
 	for _, n := range all {
@@ -470,7 +470,8 @@ type rolloutPlan struct {
 	// stuck is the name of a ring after which no other ring begins.
 	stuck string
 	// waits is the event that the rollout waits for, unless it waits only for machines.
-	waits  string
+	waits string
+	// states maps each state to the names of the nodes in it.
 	states map[string][]string
 	// rejected has the errors of changes that the API server rejected.
 	rejected []string
@@ -689,8 +690,8 @@ func (r *Rollout) next(n *updateNode, now time.Time, l limits) rolloutAct {
 }
 
 // ring returns the nodes of the first incomplete ring. If the rollout has to wait before that ring,
-// ring returns no nodes, and waits names the condition that it waits for. A ring in which no node
-// runs the image shows nothing about the image: stuck is its name, and no later ring may begin.
+// ring returns no nodes, and waits names the condition that it waits for. If no node of a
+// finished ring runs the image, stuck is the name of that ring, and no later ring may begin.
 func (r *Rollout) ring(rings [][]*updateNode, now time.Time) (ring []*updateNode, waits, stuck string) {
 	for i, nodes := range rings {
 		var last time.Time

@@ -582,8 +582,8 @@ func TestRolloutPaused(t *testing.T) {
 	}
 }
 
-// TestRolloutStopUncordons checks that --stop leaves no node cordoned, also not one that restarts:
-// the rollout has ended, and nobody would uncordon it.
+// TestRolloutStopUncordons checks that --stop leaves no node cordoned, not even one that is
+// restarting: the rollout has ended, so nothing would uncordon the node.
 func TestRolloutStopUncordons(t *testing.T) {
 	t.Parallel()
 	for _, state := range []string{order.StateHeld, order.StateWaiting, order.StateRestarting} {
@@ -626,7 +626,7 @@ func TestRolloutAfterStop(t *testing.T) {
 			}
 		}
 	}
-	// The next rollout uncordons what a killed one had cordoned.
+	// The next rollout uncordons the nodes that a killed rollout cordoned.
 	f, r := newStill(t), rollout(nil)
 	f.add(fleettest.Works, nil, "a-1")
 	f.mark(r, "a-1", order.StateFailed, rolloutMark{Given: time.Now(), Cordoned: true})
@@ -642,7 +642,7 @@ func TestRolloutAfterStop(t *testing.T) {
 }
 
 // TestRolloutEviction checks that an error of one pod's eviction, such as 403 in a namespace that is
-// being deleted, fails only that node, when its time is over.
+// being deleted, fails only that node, and only after the time limit of its drain.
 func TestRolloutEviction(t *testing.T) {
 	t.Parallel()
 	for _, code := range []int{http.StatusInternalServerError, http.StatusForbidden} {
@@ -673,7 +673,7 @@ func TestRolloutEviction(t *testing.T) {
 }
 
 // TestRolloutsAtOnce checks that of two rollouts to different images, which began at the same time,
-// none takes the other's nodes.
+// neither takes the other's nodes.
 func TestRolloutsAtOnce(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)

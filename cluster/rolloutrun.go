@@ -376,8 +376,8 @@ func rejects(err error) bool {
 // ErrHalted means that the updates of the cluster were stopped.
 var ErrHalted = errors.New("the updates of this cluster are stopped: edgebake cluster update --resume allows them again")
 
-// Update carries out a rollout until all nodes are updated that can be, or the budget is used up.
-// It calls tell for each change of a node, and note with each reason to wait.
+// Update carries out a rollout until every node that can be updated is updated, or the budget is used
+// up. It calls tell for each change of a node, and note with each reason to wait.
 func (c *Client) Update(ctx context.Context, r *Rollout, tell func(UpdateRow), note func(string)) error {
 	const doing = "updating nodes"
 	rights := []permission{{"list", nodes, "", ""}, {"watch", nodes, "", ""}, {"patch", nodes, "", ""}}
@@ -462,10 +462,10 @@ func (c *Client) begin(ctx context.Context, r *Rollout, v *nodeView) error {
 	return nil
 }
 
-// actAll carries out the actions of a plan. It stops at a transient error, because the remaining
-// actions may be outdated. An error of a drain concerns only that node, whose drain has a time
-// limit. If the API server rejects a change, the update of that node has failed. acted reports
-// whether there were actions and all were carried out; otherwise problem has the reason.
+// actAll carries out the actions of a plan. Errors of evictions, and changes that the API server
+// rejects, concern only one node; any other error stops it, because the remaining actions may be
+// outdated. acted reports whether there were actions and none had an error, except rejections.
+// problem has the errors after which the rollout tries again.
 func (c *Client) actAll(ctx context.Context, r *Rollout, v *nodeView, acts []rolloutAct) (acted bool, problem string, err error) {
 	var drains []error
 	for _, a := range acts {
@@ -492,7 +492,7 @@ func (c *Client) actAll(ctx context.Context, r *Rollout, v *nodeView, acts []rol
 	return len(acts) > 0, "", nil
 }
 
-// wait waits until a Node changes, at most for tick. If nothing was acted on, it also waits for
+// wait waits until a Node changes, at most for tick. If acted is false, it also waits for
 // further changes.
 func (v *nodeView) wait(ctx context.Context, tick time.Duration, acted bool) {
 	select {

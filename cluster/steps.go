@@ -13,8 +13,8 @@ import (
 // the next `kubeadm upgrade` keeps the change. The commands for each node keep the former files.
 
 // onEachControlPlaneNode returns commands that run one kubeadm phase with the configuration in
-// kubeadm-config. They first move the files kept, which the phase makes again, to a backup
-// directory.
+// kubeadm-config. They first move the files in kept to a backup directory, because the phase
+// creates them again.
 func onEachControlPlaneNode(phase string, kept ...string) string {
 	return strings.Join([]string{
 		"Then, on each control-plane node, one after the other: kubectl --kubeconfig /etc/kubernetes/admin.conf -n kube-system get configmap kubeadm-config -o jsonpath='{.data.ClusterConfiguration}' > /root/kubeadm.yaml",

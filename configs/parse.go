@@ -94,7 +94,7 @@ func (d *Document) Site(token Secret, forced bool) (*Site, error) {
 			return site.Validate()
 		}
 		if !forms.Token.MatchString(token.Reveal()) {
-			bad, site.Credentials = ErrGivenToken, Credentials{} // the document does not contain the error
+			bad, site.Credentials = ErrGivenToken, Credentials{} // the invalid token is not in the document
 			return site.validate(false)
 		}
 		site.Credentials = Credentials{Token: token}

@@ -425,7 +425,7 @@ func (i *Image) MissingImages() []string {
 }
 
 // lackedImages returns the wanted images that i.Images does not contain in any registry. etcd and
-// CoreDNS may have any tag, because it can be passed to kubeadm. The tags of Kubernetes' own
+// CoreDNS may have any tag, because first boot passes the tag to kubeadm. The tags of Kubernetes' own
 // components must match.
 func (i *Image) lackedImages(wanted []kubeadm.Image) (missing []string) {
 	for _, want := range wanted {
@@ -456,7 +456,7 @@ func identity(p string) bool {
 	return host || slices.Contains([]string{"/etc/machine-id", "/var/lib/dbus/machine-id", "/var/lib/systemd/random-seed", "/var/lib/systemd/credential.secret"}, p)
 }
 
-// HiddenAtBoot returns what hides the path p on a booted machine, or "".
+// HiddenAtBoot returns the reason why the path p is hidden on a booted machine, or "".
 func HiddenAtBoot(p string) string {
 	for _, over := range []struct{ dir, by string }{
 		{"/etc/kubernetes", "each machine has its own /etc/kubernetes, on DATA; put the file below " + ondisk.PersistDir + "/kubernetes"},

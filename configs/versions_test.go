@@ -14,7 +14,7 @@ func TestExampleVersions(t *testing.T) {
 	version := regexp.MustCompile(`(?m)^(?:  version|kubernetesVersion): "?(v?[0-9.]+)`)
 	allowed := map[string]bool{
 		ExampleKubernetes: true, ExampleContainerd: true,
-		"v1.36.5": true, // openyurt.yaml: OpenYurt supports a Kubernetes some releases later
+		"v1.36.5": true, // openyurt.yaml: OpenYurt needs an older Kubernetes
 		"v1.7.0":  true, // OpenYurt
 	}
 	seen := 0

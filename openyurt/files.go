@@ -65,8 +65,8 @@ const ReadyPath = "/v1/readyz"
 // newest Name-<date>.pem.
 type Certificate struct {
 	Dir, Name string
-	// Replaceable is set if yurthub requests a missing certificate again. For its client
-	// certificate it cannot: that requires a token which has been removed by then.
+	// Replaceable is set if yurthub requests a missing certificate again. It cannot
+	// replace its client certificate, because the token for that has been removed by then.
 	Replaceable bool
 }
 

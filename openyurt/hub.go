@@ -80,7 +80,7 @@ func (h Hub) Args() []string {
 		give("discovery-token-unsafe-skip-ca-verification", "false")
 	}
 	out = append(out, h.Extra...)
-	if !h.Dummy { // appended last to take precedence: here yurthub does not start with a dummy interface
+	if !h.Dummy { // last, to take precedence: yurthub does not start if the kernel has no dummy interfaces
 		give("enable-dummy-if", "false")
 	}
 	return out

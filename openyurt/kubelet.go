@@ -20,14 +20,13 @@ const ListPlainly = " --feature-gates=WatchListClient=false"
 // Redirect adds the arguments that redirect kubelet to yurthub. plain is the result of PlainLists.
 func Redirect(args, plain string) string {
 	if strings.HasSuffix(args, ListPlainly) {
-		plain = ListPlainly // add another one: Unredirect then keeps the person's
+		plain = ListPlainly // add a second gate, so that Unredirect keeps the one that a person set
 	}
 	return args + plain + RedirectFlags
 }
 
-// Unredirect removes the arguments that Redirect or OpenYurt's own tools added, and returns them in
-// turned, or "". It keeps a ListPlainly at another place: a person set it, or it begins a longer
-// list of feature gates.
+// Unredirect removes the arguments that Redirect or OpenYurt's own tools added, and returns them as
+// turned. Any other ListPlainly stays: a person set it, or it begins a longer list of feature gates.
 func Unredirect(args string) (rest, turned string) {
 	for _, t := range []string{ListPlainly + RedirectFlags, RedirectFlags} {
 		before, after, found := strings.Cut(args, t)
@@ -46,7 +45,7 @@ func Unredirect(args string) (rest, turned string) {
 func IsRedirected(args string) bool { return strings.Contains(args, "--kubeconfig="+KubeletConf) }
 
 // JoinedArgs adds to given the arguments of a kubelet that joins through yurthub as a static pod.
-// Such a kubelet has no own certificate. plain is the result of PlainLists.
+// Such a kubelet has no certificate of its own. plain is the result of PlainLists.
 func JoinedArgs(given map[string]string, plain string) map[string]string {
 	args := maps.Clone(given)
 	if args == nil {

@@ -41,7 +41,7 @@ const (
 // adminUntil and no formerCAs.
 const version = 2
 
-// Record describes a directory, unencrypted.
+// Record is the content of mint.json, the unencrypted description of a directory.
 type Record struct {
 	Version int       `json:"version"`
 	ID      string    `json:"id"` // random, so that two runs with the same document differ

@@ -141,8 +141,8 @@ func renew(dir string, record *Record, c *clusterdoc.File, o Options, change *Ch
 	}
 	record.AdminUntil = o.Now.Add(adminLife).UTC().Truncate(time.Second)
 	change.Renewed = append(change.Renewed, fileAdmin)
-	// This order makes an interrupted run repeatable. The kubeconfig is first, while the CAs are
-	// still due. The record, which identifies snapshots by the former CA, is before the CAs.
+	// Write the CAs last: until then they are still due, so that a repeated run renews everything.
+	// Write the record before them, because it identifies snapshots by the former CA.
 	if err := writeFile(dir, fileAdmin, admin, record.Recipients); err != nil {
 		return err
 	}

@@ -220,7 +220,8 @@ func Inventory(sites []NodeSite) ([]byte, error) {
 }
 
 // takeCommon moves the fields that are the same in all Sites into one mapping, except credentials
-// and nodeName. Of reports, which differ in their URLs, it moves the common fields.
+// and nodeName. The URLs in the field report differ; of report, it moves only the
+// fields that are the same.
 func takeCommon(each []*yaml.Node) *yaml.Node {
 	common := &yaml.Node{Kind: yaml.MappingNode}
 	for i := 0; i < len(each[0].Content); {

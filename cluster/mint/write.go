@@ -94,7 +94,7 @@ func WriteSites(dir string, o SitesOptions) (*WrittenSites, error) {
 	return w, nodeErr
 }
 
-// checkNames rejects names that are not those of control-plane nodes.
+// checkNames checks --absent, --continue-from and --restore against the control-plane nodes.
 func (o *SitesOptions) checkNames(masters []ControlPlaneNode) error {
 	var names []string
 	for _, m := range masters {

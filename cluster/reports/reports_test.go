@@ -198,14 +198,15 @@ func TestIdentity(t *testing.T) {
 	if fi, err := os.Stat(filepath.Join(dir, keyFile)); err != nil || fi.Mode().Perm() != 0o600 {
 		t.Errorf("the key: %v %v", fi.Mode(), err)
 	}
-	// An interruption after the key, before the certificate: both are made again.
+	// If making an identity is interrupted between the key and the certificate, both are made again.
 	if err := os.Remove(filepath.Join(dir, certFile)); err != nil {
 		t.Fatal(err)
 	}
 	if c, err := LoadIdentity(dir, []string{"reports.example"}, noon); err != nil || c.PEM == a.PEM {
 		t.Errorf("after a cut: %v", err)
 	}
-	// A directory of a version in which machines had no URLs of their own.
+	// A directory from a version without a URL for each machine lacks the secret for these URLs. It is
+	// added.
 	if err := os.Remove(filepath.Join(dir, secretFile)); err != nil {
 		t.Fatal(err)
 	}

@@ -193,8 +193,8 @@ read from the environment variable
 	return c
 }
 
-// allowPlan makes --plan an alternative to the document operand: it puts the case of --plan before
-// the command's own Args and RunE.
+// allowPlan makes --plan an alternative to the document operand. It wraps the command's Args and
+// RunE.
 func (b *buildFlags) allowPlan(s streams, c *cobra.Command) {
 	check, run := c.Args, c.RunE
 	c.Args = func(c *cobra.Command, args []string) error {
@@ -378,7 +378,7 @@ func printReport(s streams, out string, r *builder.Report) {
 	printNext(s, out)
 }
 
-// withImage returns err, after an interrupt with the addition that the image is complete and kept.
+// withImage returns err. After an interrupt, it adds that the image is complete and kept.
 func withImage(ctx context.Context, image string, err error) error {
 	if ctx.Err() == nil {
 		return err

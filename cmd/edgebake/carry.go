@@ -43,7 +43,8 @@ func parseReference(s string) (imageref.Ref, error) {
 	return ref, nil
 }
 
-// isFilePath reports whether s looks like the path of a file, as no reference does.
+// isFilePath reports whether s looks like a file path. No image reference has these
+// forms.
 func isFilePath(s string) bool {
 	return strings.HasPrefix(s, "/") || strings.HasPrefix(s, ".") || strings.HasPrefix(s, "~") ||
 		!strings.Contains(path.Base(s), ":") && slices.Contains([]string{".raw", ".zst", ".tar", ".oci"}, path.Ext(s))
@@ -55,7 +56,7 @@ func unpinned(ref imageref.Ref) imageref.Ref {
 	return ref
 }
 
-// carrying makes a push or pull print its progress and warnings to show.
+// carrying sends the progress and warnings of a push or pull to the display show.
 func carrying(o *carry.Options, show console.Display) {
 	o.Progress = console.Steps(show)
 	o.Warn = func(text string) {

@@ -82,7 +82,7 @@ func TestInitBuilds(t *testing.T) {
 	c.run(0, "stamp", "my-edge.raw", "site.yaml", "--in-place")
 	c.run(0, "inspect", "my-edge.raw")
 	c.want(c.out, "slot        site")
-	// The exported base is the one in the image; no second base is made.
+	// --export-base exports the base that this build made; it does not make another one.
 	c.run(0, "build", "image.yaml", "--update", "--force", "--export-base", "kept.tar")
 	if made, err := os.ReadFile("base.tar.made"); err != nil || len(made) != 2 {
 		t.Errorf("two builds made %d bases, %v", len(made), err)

@@ -17,11 +17,11 @@ import (
 // listedImage is a container image that will be baked.
 type listedImage struct {
 	images.Pinned
-	Size   int64 `json:"size"` // compressed
-	Shared int64 `json:"shared"`
+	Size   int64 `json:"size"`   // bytes of the compressed layers
+	Shared int64 `json:"shared"` // bytes of the layers that other listed images also have
 }
 
-// mentionedImage is a container image that manifests mention, but that none of their pods runs.
+// mentionedImage is a container image that is named in a manifest, but not run by any of its pods.
 type mentionedImage struct {
 	Ref      imageref.Ref `json:"ref"`
 	Where    string       `json:"where"`

@@ -207,7 +207,7 @@ func (o *initFlags) fromCluster(ctx context.Context, s streams, key string) erro
 		known.Token = former
 	}
 	all := known.Documents(true, true)
-	if !good && former != "" { // a Site that init wrote, and whose token has expired
+	if !good && former != "" { // init wrote the existing Site, and its token has expired
 		old := *known
 		old.Token = former
 		all[1].Blanks = append(all[1].Blanks, old.Site())
@@ -346,8 +346,8 @@ func ofJoin(err error) error {
 	return errors.Join(errs...)
 }
 
-// pasted reads a join command from a terminal, and asks again after an invalid one. An empty first
-// line skips the question; later, two empty lines do. A backslash continues a line.
+// pasted reads a join command from a terminal, and asks again after an invalid one. An empty
+// first line, or two empty lines later, skip the question. A backslash continues a line.
 func pasted(s streams) (*starter.Input, error) {
 	var text string
 	var err error

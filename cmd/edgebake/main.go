@@ -19,8 +19,8 @@ func main() {
 	os.Exit(code)
 }
 
-// ends returns the signals that end the program in an orderly way. SIGHUP, from a closed terminal,
-// is one, so that the build also stops the programs that it started; nohup ignores SIGHUP.
+// ends returns the signals on which the program stops cleanly, together with the programs that it
+// started. SIGHUP, from a closed terminal, is one of them unless nohup ignores it.
 func ends() []os.Signal {
 	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
 	if !signal.Ignored(syscall.SIGHUP) {

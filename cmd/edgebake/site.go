@@ -131,7 +131,8 @@ func (o *signFlags) checkMatch(name string, site media.Site) error {
 }
 
 // askPassword asks for a key's password at the terminal, or reads it from standard input if there
-// is no terminal. All users of the computer could read it from a command-line argument.
+// is no terminal. There is no flag for the password, because other users of the
+// computer can read command lines.
 func askPassword(s streams) func(name string) (string, error) {
 	return func(name string) (string, error) {
 		if ask := s.AskHidden(); ask != nil {

@@ -29,7 +29,7 @@ func TestClaimsGetRoom(t *testing.T) {
 	c.run(0, sign...)
 	claims := filepath.Join("stick", ondisk.SlotClaims)
 	noted := bytes.Repeat([]byte("note"), 128)
-	if err := os.WriteFile(claims, noted, 0o600); err != nil { // truncated as well
+	if err := os.WriteFile(claims, noted, 0o600); err != nil { // also truncates the file
 		t.Fatal(err)
 	}
 	many := inventory

@@ -215,7 +215,7 @@ func stampSlot(c *cobra.Command, s streams, a []string, o stampFlags) error {
 	if err != nil {
 		return err
 	}
-	// Read has no text, because a person cannot edit the lines of a slot.
+	// Source has no text for the positions of errors, because nobody edits documents inside a slot.
 	site := media.Site{Files: contents.Files, Source: media.SiteSource{Name: o.slot, Ignition: o.slot}}
 	if b, ok := contents.Files[ondisk.SlotInventory]; ok {
 		site.Inventory, err = configs.ParseInventory(o.slot, b)

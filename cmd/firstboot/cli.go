@@ -43,7 +43,8 @@ type usageError struct{ error }
 
 // target is the machine that the commands work on.
 type target struct {
-	// env returns the environment through which commands use the machine. It logs to log.
+	// env returns the environment through which commands use the machine. The environment logs
+	// to log.
 	env func(log io.Writer) *machine.Env
 	// root means that the process runs as root.
 	root bool

@@ -19,7 +19,7 @@ import (
 type updateFlags struct {
 	options                    update.Options
 	rate, most                 string
-	finish, plugged, fromOrder bool // set by units
+	finish, plugged, fromOrder bool // set only by systemd units
 }
 
 func newUpdate(m target, log io.Writer) *cobra.Command {
@@ -116,8 +116,8 @@ func (u *updateFlags) run(cmd *cobra.Command, m target, log io.Writer, args []st
 	return err
 }
 
-// tuneMemory keeps the heap small, at the cost of some processor time: an update runs beside the
-// pods. GOGC overrides it.
+// tuneMemory keeps the heap small, at the cost of some processor time, because pods run during an
+// update. GOGC overrides it.
 func tuneMemory() {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(50)

@@ -167,7 +167,8 @@ place, so that a restart or an upgrade breaks no connection.`,
 const configLook = time.Second
 
 // awaitConfig waits until the configuration is valid or missing, and logs each new error once. It
-// returns false if ctx ends. If it failed instead, systemd would restart ipvscare every second.
+// returns false if ctx ends. It does not return errors, because systemd would then restart ipvscare
+// every second.
 func awaitConfig(ctx context.Context, file string, log func(string)) bool {
 	lastError := ""
 	for {
@@ -269,7 +270,7 @@ func keep(ctx context.Context, opt ipvs.Options, sysctls string, stderr io.Write
 	return err
 }
 
-// restart replaces this process with a new one with the same arguments.
+// restart executes the program again in this process, with the same arguments.
 func restart(why error) error {
 	self, err := os.Executable()
 	if err == nil {

@@ -28,7 +28,7 @@ func TestSpread(t *testing.T) {
 		want    time.Duration
 	}{
 		{30 * 24 * time.Hour, 20 * time.Second, 1500 * time.Millisecond},
-		{5 * time.Second, 20 * time.Second, 0}, // first boot has just written it
+		{5 * time.Second, 20 * time.Second, 0}, // first boot has just written the configuration
 		{24 * time.Hour, time.Hour, 0},         // a restart, or a new version
 		{-time.Hour, 20 * time.Second, 0},      // the clock was set back
 		{20 * time.Second, 20 * time.Second, 1500 * time.Millisecond},

@@ -42,8 +42,8 @@ pod has CAP_NET_ADMIN and no other privilege; the node must load ip_vs.`,
 	}
 }
 
-// hostDir is the prefix of the mount paths of those directories of the node that cannot have the
-// same path in the pod.
+// hostDir is the prefix, in the pod, of directories of the node that cannot be mounted at their own
+// path.
 const hostDir = "/host"
 
 // podArgs returns the arguments for ipvscare in the pod. Their paths are those in the pod.

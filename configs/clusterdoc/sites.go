@@ -76,7 +76,8 @@ const (
 	ManagerQPS = 150
 )
 
-// setManagerRates sets these rates, unless the Cluster's own kubeadm documents set one of them.
+// setManagerRates sets managerQPS and managerBurst, unless the Cluster's own kubeadm documents set one
+// of them.
 func setManagerRates(cluster *yaml.Node) {
 	list := yamltree.ListAt(cluster, "controllerManager", "extraArgs")
 	for _, arg := range list.Content {

@@ -115,7 +115,7 @@ func (d Documents) Inside() []string {
 // Image is a container image that a control plane runs.
 type Image struct {
 	Name string // name without a tag
-	Tag  string // if empty, any tag is allowed, and kubeadm gets it (see Local)
+	Tag  string // if empty, any tag is allowed; Local passes the image's tag to kubeadm
 }
 
 // Names of the control plane's container images, without the repository.

@@ -100,8 +100,8 @@ func checkObject(d *strict.Document, root *yaml.Node) {
 // Unrendered is the hint for a manifest that contains {{ }}.
 const Unrendered = "it looks like a chart's template: render it first, e.g. with helm template"
 
-// complexKey returns the first key that is not a scalar. For a YAML parser, {{ .Values.name }}
-// contains such a key.
+// complexKey returns the first key that is not a scalar. A YAML parser reads
+// {{ .Values.name }} as such a key.
 func complexKey(n *yaml.Node) *yaml.Node {
 	for i, c := range n.Content {
 		if n.Kind == yaml.MappingNode && i%2 == 0 && c.Kind != yaml.ScalarNode && c.Kind != yaml.AliasNode {

@@ -19,13 +19,13 @@ import (
 // editors.
 const SchemaDir = ".edgebake"
 
-// Document is a document that init writes. If Blanks is nil, it is another file, which such a
+// Document is a file that init writes: an edgebake document or, if Blanks is nil, a file that a
 // document names.
 type Document struct {
 	Kind string
 	Text []byte
-	// Blanks contains the texts that init writes if it knows less. A file with one of these texts
-	// has not been edited. The first one lacks only the requested values.
+	// Blanks contains the texts that init would write with fewer known values. A file with one of
+	// these texts has not been edited. The first one lacks only the requested values.
 	Blanks [][]byte
 	Perm   fs.FileMode
 	Asked  bool // the user asked for values in it with flags, so keeping an existing file must be reported

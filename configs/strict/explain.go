@@ -15,8 +15,8 @@ type FieldDoc struct {
 	Path string
 	// Name is the last part of Path.
 	Name string
-	// Type is string, integer, boolean, object or map. A list has a type such as "[]string". If
-	// both are allowed, the type is such as "string or []string".
+	// Type is string, integer, boolean, object or map. A list has a type such as "[]string". A
+	// field for one value or a list has a type such as "string or []string".
 	Type string
 	// Values contains the allowed values, if the schema lists them.
 	Values []string

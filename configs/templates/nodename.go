@@ -17,8 +17,8 @@ import (
 // have is empty.
 type NameFacts struct{ Serial, MAC, UUID, Hostname string }
 
-// An empty fact prints a mark if it is used. Therefore, {{or .Serial .MAC}} works on a machine
-// without a serial number, but {{.Serial}} is an error.
+// An empty fact prints its name between two markers (missing), which NodeName turns into an error.
+// So {{or .Serial .MAC}} works on a machine without a serial number, but {{.Serial}} is an error.
 type (
 	factSerial   string
 	factMAC      string

@@ -14,7 +14,7 @@ type UsageError struct{ error }
 // Usage returns err as an error of the command line.
 func Usage(err error) error { return UsageError{err} }
 
-// Unwrap returns the error without its mark.
+// Unwrap returns the wrapped error.
 func (e UsageError) Unwrap() error { return e.error }
 
 // Group makes c a command that only has subcommands. Without a subcommand, c prints its help.

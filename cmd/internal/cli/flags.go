@@ -112,8 +112,8 @@ func (a *Span) Set(s string) error {
 	return nil
 }
 
-// Together makes c accept wrong values of its flags of edgebake's own types, and returns a function
-// with the errors of all of them. Otherwise, only the first one is reported.
+// Together postpones the errors of c's flags that have edgebake's own types. The returned function
+// reports all of them; without Together, pflag reports only the first one.
 func Together(c *cobra.Command) func() error {
 	var errs []error
 	c.Flags().VisitAll(func(f *pflag.Flag) {
@@ -191,7 +191,7 @@ func (k *ClusterFlags) Open() (*cluster.Client, error) { return cluster.Open(k.K
 // DocumentFlags are the flags of commands that read documents.
 type DocumentFlags struct{ TokenFile, Identity, Ignition string }
 
-// Secrets declares the flags of commands that read secrets of documents.
+// Secrets declares --token-file and --identity.
 func (d *DocumentFlags) Secrets(c *cobra.Command) {
 	FileFlag(c, &d.TokenFile, "token-file", "read the bootstrap token from this file, - for standard input (default $"+documents.TokenVariable+", for Sites without one)")
 	d.IdentityFlag(c)

@@ -250,7 +250,7 @@ func onCluster(c *cobra.Command, f func(ctx context.Context, client *cluster.Cli
 	return onClusterIf(c, func([]string) error { return nil }, f)
 }
 
-// onClusterIf is onCluster with a check of the flags. Its errors and those of --kubeconfig and
+// onClusterIf is like onCluster, but first runs check. The errors of check, --kubeconfig and
 // --context are reported together.
 func onClusterIf(c *cobra.Command, check func(args []string) error, f func(ctx context.Context, client *cluster.Client, args []string) error) *cobra.Command {
 	k := new(cli.ClusterFlags)

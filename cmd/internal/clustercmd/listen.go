@@ -52,7 +52,7 @@ Reports hold no token and no key of the cluster. The page shows reports of machi
 }
 
 func (l *listenFlags) run(ctx context.Context, s console.Streams) error {
-	for _, name := range l.names { // the certificate would keep a wrong name
+	for _, name := range l.names { // a name cannot be removed from the certificate
 		if err := forms.CheckHost(name); err != nil {
 			return cli.Usage(fmt.Errorf("--name: %w; give it without scheme, port and path", err))
 		}

@@ -158,7 +158,7 @@ func imageChecks(g *media.Image, doc media.Site) []cluster.Check {
 
 func printChecks(s console.Streams, checks []cluster.Check) {
 	var rows [][]string
-	var marks []string // one for each row, which is one line
+	var marks []string // one for each row
 	var notRead []string
 	for _, c := range checks {
 		if c.Detail == cluster.NotRead {

@@ -254,7 +254,7 @@ func (u *updateFlags) source(ctx context.Context) (media.ImageSource, error) {
 	return media.ImageSource{Name: name, Remote: r, Size: r.Size()}, nil
 }
 
-// ranges is an image on a server, which is read in ranges.
+// ranges is an image on a server. Each ReadAt sends a range request.
 type ranges interface {
 	io.ReaderAt
 	Size() int64
@@ -286,7 +286,7 @@ func (u *updateFlags) read(source media.ImageSource) error {
 		return fmt.Errorf("image %s is not the image of this update: its golden digest is %s, expected %s", source.Name, t.Golden, r.Order.Golden)
 	}
 	r.Order.Golden, r.Info = t.Golden, t.Info
-	if _, err := order.Parse(r.Order.String()); err != nil { // what the server sends may be anything
+	if _, err := order.Parse(r.Order.String()); err != nil { // the server's data is not trusted
 		return fmt.Errorf("image %s cannot be ordered: %w", source.Name, err)
 	}
 	return nil

@@ -95,8 +95,8 @@ func (j *jsonLines) Event(e builder.Event) {
 
 func (j *jsonLines) Close() {}
 
-// plainLines prints a line for each event. Of a long transfer it prints the progress every ten
-// seconds, of another long step every half minute.
+// plainLines prints a line for each event; StateDetail only with details, and the progress of a
+// transfer at most every ten seconds. A step without a line for quietFor gets a reminder line.
 type plainLines struct {
 	w       io.Writer
 	details bool // print StateDetail

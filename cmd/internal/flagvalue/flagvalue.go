@@ -9,8 +9,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Explain adds the accepted values to the error of a flag's parser, if the error names only a
-// failed Go function.
+// Explain adds the accepted values to a flag's error if the error is only that of a function
+// in strconv.
 func Explain(err error) error {
 	var invalid *pflag.InvalidValueError
 	if !errors.As(err, &invalid) || !errors.As(err, new(*strconv.NumError)) {
