@@ -18,7 +18,7 @@ import (
 func toEndpoint(ctx context.Context, e *machine.Env, site *configs.Site, names *member.ServerNames) error {
 	server, name, err := member.KubeletServer(e)
 	if err == nil && server == site.EndpointURL() && !e.Exists(kubeadm.KubeletRestart) && names.MayKeep(ctx, e, cmp.Or(name, site.Endpoint)) {
-		return nil // the node joined through the endpoint
+		return nil // kubelet already uses the endpoint
 	}
 	conf, err := e.Read(ondisk.KubeletConf)
 	if err != nil {

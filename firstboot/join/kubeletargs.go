@@ -35,8 +35,8 @@ const RefusedArgs = ondisk.RunMark + "refused-kubelet-args"
 const (
 	// argsTimeout is how long kubelet may take to become healthy.
 	argsTimeout = 2 * time.Minute
-	// argsSteady is how long kubelet must have been active. It reports that it is healthy before
-	// everything that bad arguments can break has started.
+	// argsSteady is how long kubelet must have been active. kubelet reports that it is healthy
+	// before it has started everything that bad arguments can break.
 	argsSteady = 30 * time.Second
 )
 
@@ -71,7 +71,7 @@ func ArgsPhase(active *site.Active) run.Phase {
 	}
 }
 
-// wantedArgs returns the Site's arguments, and those that follow from the cluster.
+// wantedArgs returns the Site's arguments, plus node-ip if both node and cluster are dual-stack.
 func wantedArgs(ctx context.Context, e *machine.Env, active *site.Active, j member.JoinedAs) map[string]string {
 	want := kubeadm.SiteArgs(active)
 	if ip := twoAddresses(ctx, e, active.Site, j); ip != "" {
@@ -80,8 +80,8 @@ func wantedArgs(ctx context.Context, e *machine.Env, active *site.Active, j memb
 	return want
 }
 
-// twoAddresses returns --node-ip for a dual-stack node in a dual-stack cluster. It returns "" if
-// kubelet finds its only address itself, or if the Site sets the addresses.
+// twoAddresses returns --node-ip for a dual-stack node in a dual-stack cluster. It returns "" for
+// any other node, or if the Site sets node-ip or cloud-provider.
 func twoAddresses(ctx context.Context, e *machine.Env, site *configs.Site, j member.JoinedAs) string {
 	if _, given := site.KubeletExtraArgs["node-ip"]; given || site.KubeletExtraArgs["cloud-provider"] != "" {
 		return ""
@@ -136,7 +136,7 @@ func changeArgs(ctx context.Context, e *machine.Env, j member.JoinedAs, want map
 	former, cutOff := j.KubeletExtraArgs, j.TryingArgs != nil
 	conf := kubeadm.LacksConfDir(e, want)
 	if maps.Equal(want, former) && !conf && !cutOff {
-		return nil // the cluster's answer has changed since Check ran
+		return nil // want has changed since Check ran
 	}
 	if err := kubeadm.WriteConfDir(e, want); err != nil {
 		return err
@@ -149,8 +149,8 @@ func changeArgs(ctx context.Context, e *machine.Env, j member.JoinedAs, want map
 		changed = "config-dir" // only the files in that directory have changed
 	}
 	e.Waiting("kubelet to start with other arguments (%s)", changed)
-	// After an interrupted trial, kubelet runs with other arguments than the former ones, so do not
-	// test these.
+	// After an interrupted trial, kubelet may run with the arguments of the trial: its health now
+	// does not show whether the former arguments work.
 	wasWell := cutOff || awaitKubelet(ctx, e) == nil
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -166,7 +166,7 @@ func changeArgs(ctx context.Context, e *machine.Env, j member.JoinedAs, want map
 	if ctx.Err() != nil {
 		return ctx.Err() // the next run continues
 	}
-	if bad == nil || !wasWell { // if it was not healthy before, keep the new arguments
+	if bad == nil || !wasWell { // if kubelet was not healthy before, keep the new arguments
 		j.KubeletExtraArgs, j.TryingArgs = want, nil
 		if err := j.Write(e); err != nil {
 			return err
@@ -250,7 +250,7 @@ func awaitKubelet(ctx context.Context, e *machine.Env) error {
 	return nil
 }
 
-// kubeletHealthy checks kubelet's unit and, as kubeadm does, its /healthz.
+// kubeletHealthy checks kubelet's unit, how long it has been active and, as kubeadm does, /healthz.
 func kubeletHealthy(ctx context.Context, e *machine.Env) error {
 	if state, err := e.UnitState(ctx, ondisk.UnitKubelet); err != nil || state != "active" {
 		return errors.Join(fmt.Errorf("its unit is %s", state), err)

@@ -27,7 +27,7 @@ type HubNode struct {
 	// Missing returns the reason why the Node may be missing in the cluster, or nil if it is
 	// unknown.
 	Missing func(context.Context, *machine.Env) error
-	// Ready completes the Node once it is Ready.
+	// Ready runs once the Node is Ready.
 	Ready func(context.Context, *machine.Env) error
 }
 
@@ -54,7 +54,8 @@ type readiness struct {
 	reporters reporters
 }
 
-// look reads the Node. It returns an error unless the Node is Ready with the Site's labels.
+// look reads the Node. It returns an error unless the Node is Ready with the Site's labels,
+// and judge finds no second machine that reports as this Node.
 func (r *readiness) look(ctx context.Context, e *machine.Env) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -188,7 +189,7 @@ func labelOwn(ctx context.Context, e *machine.Env, active *site.Active, j member
 	if err != nil {
 		return false, nil
 	}
-	// Set OpenYurt's two labels together: with only one of them, the cluster would act on it.
+	// Set OpenYurt's two labels together: the cluster would act on one label alone.
 	pair, rest := map[string]string{}, map[string]string{}
 	for k, v := range missingLabels(active.Site, n) {
 		if openyurt.IsLabel(k) {

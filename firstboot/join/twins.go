@@ -20,7 +20,7 @@ const reporterStays = 12 * time.Second
 // reporters lists the machines that the Node's status has shown, in order.
 type reporters struct {
 	seen  []string
-	since time.Time // when the last of them was first seen
+	since time.Time // when the last entry was added to seen
 }
 
 // saw records the machine that the Node's status shows.
@@ -33,8 +33,8 @@ func (r *reporters) saw(n *kubeapi.Node, now time.Time) {
 }
 
 // judge returns an error if two machines report as the Node, or as long as that is possible.
-// trusted means that the Node was Ready before: it is then watched only if it shows another
-// machine.
+// If trusted (the Node was Ready before) and the status has shown only this machine, judge does not
+// require reporterStays.
 func (r *reporters) judge(e *machine.Env, n *kubeapi.Node, trusted bool) error {
 	last := len(r.seen) - 1
 	if last < 0 {

@@ -87,8 +87,8 @@ func vipInCluster(ctx context.Context, e *machine.Env, site *configs.Site) (in n
 	if i < 0 {
 		return in, "", nil
 	}
-	// A field selector keeps the answer small. It only matches a Service's first
-	// address, and API servers before 1.31 answer 400.
+	// A field selector keeps the response small. It matches only a Service's first
+	// address, and API servers before 1.31 respond with status 400.
 	if vip.Is4() == ranges[0].Addr().Is4() {
 		service, err = serviceWith(ctx, c, vip, "&fieldSelector="+url.QueryEscape("spec.clusterIP="+vip.String()))
 		if kubeapi.Code(err) != 400 {
@@ -99,7 +99,7 @@ func vipInCluster(ctx context.Context, e *machine.Env, site *configs.Site) (in n
 	return ranges[i], service, err
 }
 
-// serviceRanges returns the cluster's service ranges from its ServiceCIDRs (Kubernetes 1.33),
+// serviceRanges returns the cluster's service ranges from its ServiceCIDRs (Kubernetes 1.33 and later),
 // or from kubeadm-config, which every node may read.
 func serviceRanges(ctx context.Context, c *kubeapi.Client) ([]netip.Prefix, error) {
 	var cidrs struct {
@@ -159,7 +159,7 @@ const (
 )
 
 // serviceWith returns the Service with this address among those that
-// match selector; "" if there is none.
+// match selector; "" if none of the first maxServices has it.
 func serviceWith(ctx context.Context, c *kubeapi.Client, addr netip.Addr, selector string) (string, error) {
 	next := ""
 	for range maxServices / servicesPage {

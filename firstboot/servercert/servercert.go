@@ -1,8 +1,8 @@
-// Package servercert distinguishes an API server's certificate from a node's. CA and name do not:
-// the cluster's CA signs kubelets' and yurthubs' certificates too, and a yurthub's has the name
-// kubernetes, like that of every kubeadm API server.
+// Package servercert distinguishes an API server's certificate from a node's. The CA and the DNS
+// name are not sufficient: the cluster's CA also signs the certificates of kubelet and yurthub, and
+// yurthub's certificate contains the DNS name kubernetes, as every kubeadm API server's does.
 //
-// It also has the cache of TLS sessions that first boot and ipvscare use with API servers.
+// It also contains the cache of TLS sessions that first boot and ipvscare use with API servers.
 package servercert
 
 import (
@@ -25,7 +25,7 @@ const (
 )
 
 // Check rejects a leaf certificate that belongs to a node. Every signer that issues certificates to
-// nodes requires this common name and this organization.
+// nodes requires NodeUser as the common name's prefix and the organization NodesGroup.
 func Check(leaf *x509.Certificate) error {
 	if strings.HasPrefix(leaf.Subject.CommonName, NodeUser) || slices.Contains(leaf.Subject.Organization, NodesGroup) {
 		return fmt.Errorf("%w: its subject is %s", ErrNode, printable.Short(leaf.Subject.String(), 100))
