@@ -12,7 +12,8 @@ import (
 type candidate struct {
 	Addr  netip.AddrPort
 	State State
-	// Lost is set if the API server does not answer. It could come back in another cluster.
+	// Lost is set if the API server does not answer. When it answers again, it may belong to
+	// another cluster.
 	Lost bool
 	// Slow is set if it is down only because its answers are late.
 	Slow bool
@@ -70,8 +71,8 @@ func byState(masters []candidate, last []kernel.Dest) []kernel.Dest {
 
 // lastResort returns the real servers while no API server is up or draining: the slow and kept
 // ones, and those in last that are not known to be down. If no API server is slow, those that are
-// down stay too. Aliens, and draining API servers that have finished, do not stay. With guarded, API
-// servers that are lost, not listed, or without a verdict get weight 0.
+// down stay too. Aliens, and API servers with weight 0 whose draining has ended, do not stay. With
+// guarded, API servers that are lost, not listed, or without a verdict get weight 0.
 func lastResort(masters []candidate, last []kernel.Dest, guarded bool) []kernel.Dest {
 	listed := make(map[netip.AddrPort]candidate, len(masters))
 	var dests []kernel.Dest

@@ -129,7 +129,8 @@ func (d *Daemon) logChange(subject string, err error) {
 	}
 }
 
-// forgetLogged clears the errors of all subjects that begin with prefix, except of prefix+but.
+// forgetLogged clears the errors of all subjects that begin with prefix, except those that
+// continue with one of the texts in but.
 func (d *Daemon) forgetLogged(prefix string, but ...string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -204,7 +204,7 @@ func (g *group) update(s Server) {
 			}
 			m.health.Rise, m.health.Fall = s.Rise, s.Fall
 			if old.Joined != s.Joined {
-				m.resetHidden() // the time counted for the old cluster
+				m.resetHidden() // hiddenSince was measured for the old cluster
 			}
 		}
 	}

@@ -140,8 +140,8 @@ func (j *Joined) judge(info, node, service shownUID) (probe.Outcome, error) {
 	case noNode && (info.status == 200 || service.status == 200):
 		return probe.Recreated, err
 	case noNode && j.ServiceUID != "":
-		// A cluster that was just initialized shows none of the three objects, and may need any
-		// time to create them.
+		// A cluster that was just initialized shows none of the three objects, and may take
+		// arbitrarily long to create them.
 		return probe.Unshown, err
 	case info.hidden() && (noNode || node.hidden()):
 		return probe.Unshown, fmt.Errorf("%w (%w)", errHidden, err)

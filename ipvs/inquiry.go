@@ -21,7 +21,7 @@ type inquiry struct {
 	// tick counts ticks. The next attempt begins at tick tryAt, and the one after it pause ticks
 	// later.
 	tick, tryAt, pause int
-	// progress has the progress of each attempt, except of those that excused a round.
+	// progress has one entry for each attempt that has not excused a round (see takeSign).
 	progress []*atomic.Int32
 	// accepted is set if a TCP connection was accepted.
 	accepted bool

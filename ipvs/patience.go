@@ -21,7 +21,7 @@ func (l *latency) add(d time.Duration) {
 }
 
 // timeout returns the timeout for an answer: the smoothed time plus four deviations, or plus margin
-// if that is longer. The result is at most most.
+// if that is longer. The result never exceeds most.
 func (l *latency) timeout(margin, most time.Duration) time.Duration {
 	return min(l.smooth+max(4*l.deviation, margin), most)
 }

@@ -21,9 +21,9 @@ var ErrRestart = errors.New("restarting: IP_VS was loaded or unloaded")
 
 // Intervals of the reconciler.
 const (
-	// keepTick is the interval between checks of the kernel's table. It is below a second, in which
-	// changes by other programs must be reverted. PINGs, due 0.8 s to 1 s after the last answer,
-	// are sent at the same times.
+	// keepTick is the interval between checks of the kernel's table. It is shorter than one second,
+	// the limit for reverting changes by other programs. PINGs, due 0.8 s to 1 s after the last
+	// answer, are sent at the same times.
 	keepTick = 920 * time.Millisecond
 	// keepFull is the interval between checks of the routes.
 	keepFull = time.Minute
@@ -56,7 +56,7 @@ type reconciler struct {
 	// in the next comparison, another program has removed it.
 	made map[netip.AddrPort]bool
 	// sent is the number of packets sent through IPVS until the last tick. conns has the
-	// connections of each virtual server at the time sent last grew.
+	// connections of each virtual server as of the last increase of sent.
 	sent  uint64
 	conns map[netip.AddrPort]map[netip.AddrPort]kernel.Conns
 	// used is called on a tick if packets were sent since the previous one, with the real servers

@@ -532,8 +532,8 @@ func (w *watcher) handle(s *schedule, l *probe.Link, e probe.Event) (over bool) 
 // case.
 const maxAnonymousPause = 80 * time.Second
 
-// soonDue is the time within which a due request is not postponed by deferRequest: it has another
-// reason, such as an outcome that contradicts the state.
+// deferRequest does not postpone a request that is due within soonDue, because the request has
+// another reason, such as an outcome that contradicts the state.
 const soonDue = 5 * time.Second
 
 // deferRequest postpones the next request if the API server closed the connection because this node

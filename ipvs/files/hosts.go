@@ -55,9 +55,9 @@ func (h HostsLine) applyTo(text []byte) []byte {
 	return bytes.Join(lines, nil)
 }
 
-// unmarked returns the lines without the name's marked ones, and the index at which to insert its
-// new line: where the old line was, but before any other line that gives the name another address,
-// because the first line wins. satisfied means that another line already gives the name this
+// unmarked returns the lines except the name's marked lines, and the index for the name's new line.
+// That is the place of the old line, but before any line that maps the name to another address,
+// because the first line wins. satisfied means that another line already maps the name to this
 // address.
 func (h HostsLine) unmarked(text []byte) (lines [][]byte, at int, satisfied bool) {
 	foreign, marked := -1, -1

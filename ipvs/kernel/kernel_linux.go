@@ -417,7 +417,7 @@ func (k *linux) Watch(ctx context.Context, wake func()) error {
 // thousand connections. The entries are read one by one through one buffer, and filtered by the
 // kernel if possible.
 
-// dumpBuffer is the size of that buffer. The kernel never sends larger messages.
+// dumpBuffer is the size of a netlinkConn's read buffer. The kernel never sends larger messages.
 const dumpBuffer = 32 << 10
 
 // askTime is the timeout for each part of an answer.

@@ -246,7 +246,7 @@ func (s *sysctl) ensure() (bool, error) {
 }
 
 // absent reports whether the kernel is built without the setting. If the setting's directory is
-// missing too, the module is only not loaded.
+// missing too, the module just is not loaded.
 func (s *sysctl) absent() bool {
 	if s.lacking == nil {
 		return false
