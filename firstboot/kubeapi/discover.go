@@ -432,21 +432,35 @@ type Dialer struct {
 
 // Sessions has the last TLS session with each API server. A machine that waits for its cluster
 // connects often, and resuming a session saves the server an RSA signature.
-type Sessions struct{ all sync.Map } // of tls.ClientSessionCache, by "host:port"
+type Sessions struct {
+	mu  sync.Mutex
+	all map[string]*servercert.SessionCache // by "host:port"
+}
 
 // with returns the session cache for an API server; nil if sessions are not kept.
 func (s *Sessions) with(master string) tls.ClientSessionCache {
 	if s == nil {
 		return nil
 	}
-	c, _ := s.all.LoadOrStore(master, servercert.NewSessionCache())
-	return c.(tls.ClientSessionCache)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.all == nil {
+		s.all = map[string]*servercert.SessionCache{}
+	}
+	kept := s.all[master]
+	if kept == nil || kept.Expired() {
+		kept = servercert.NewSessionCache()
+		s.all[master] = kept
+	}
+	return kept
 }
 
 // forget removes the session with an API server.
 func (s *Sessions) forget(master string) {
 	if s != nil {
-		s.all.Delete(master)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.all, master)
 	}
 }
 

@@ -67,18 +67,7 @@ type Target struct {
 type Sessions struct {
 	mu                sync.Mutex
 	client            *tls.Certificate
-	withCert, without *session
-}
-
-// maxSessionAge limits how long after a full handshake its session is resumed. kube-apiserver may
-// load a new certificate at any time and still resume old sessions; only a full handshake shows the
-// new certificate.
-const maxSessionAge = time.Hour
-
-// session is the cache of one TLS session.
-type session struct {
-	servercert.SessionCache
-	began time.Time // of the full handshake, or slightly earlier
+	withCert, without *servercert.SessionCache
 }
 
 // of returns the session cache for connections with this certificate; nil if sessions are not kept.
@@ -94,8 +83,8 @@ func (s *Sessions) of(client *tls.Certificate) tls.ClientSessionCache {
 			s.client, s.withCert = client, nil
 		}
 	}
-	if *current == nil || time.Since((*current).began) > maxSessionAge {
-		*current = &session{servercert.NewSessionCache(), time.Now()}
+	if *current == nil || (*current).Expired() {
+		*current = servercert.NewSessionCache()
 	}
 	return *current
 }

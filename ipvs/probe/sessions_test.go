@@ -13,6 +13,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/edgebake/edgebake/firstboot/servercert"
 )
 
 // TestSessions checks that a second connection resumes the TLS session, so that the server need not
@@ -97,9 +99,9 @@ func TestSessions(t *testing.T) {
 		t.Error("after a handshake that was given up, the session was not resumed")
 	}
 	// A session has an end, because a server with another certificate would still resume it.
-	target.Sessions.withCert.began = time.Now().Add(-maxSessionAge - time.Minute)
+	target.Sessions.withCert.Began = time.Now().Add(-servercert.MaxSessionAge - time.Minute)
 	if ask(t, target) {
-		t.Errorf("a session was resumed after more than %s", maxSessionAge)
+		t.Errorf("a session was resumed after more than %s", servercert.MaxSessionAge)
 	}
 	// The running server gets a certificate of another CA.
 	other := issue(t, "other", authority(from, to), nil)
