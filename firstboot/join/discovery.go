@@ -78,7 +78,7 @@ func DiscoveryPhase(active *site.Active) run.Phase {
 			}
 			server, name := "https://"+found.Master, found.ServerName
 			if member.EveryAPIServerIsNamed(ctx, e, d.Masters, found.CA, active.Site.Endpoint) && endpointAnswers(ctx, e, active.Site) == nil {
-				// Through the endpoint, the join also works if an API server dies, and kubelet need
+				// Through the endpoint, the join also works if an API server fails, and kubelet need
 				// not be redirected and restarted afterwards.
 				server, name = active.Site.EndpointURL(), ""
 			}
@@ -156,8 +156,8 @@ func FindCluster(ctx context.Context, e *machine.Env, d kubeapi.Discovery) (*kub
 	return found, nil
 }
 
-// tokenIsRefused reports whether all API servers that answer reject the token, and one of them not
-// only because it is starting. waited means that all of them have had time to start.
+// tokenIsRefused reports whether all API servers that answer reject the token, at least one of
+// them for another reason than that it is starting. waited means that all of them have had time to start.
 func tokenIsRefused(err error, waited bool) bool {
 	forGood := false
 	for _, err := range joined.Errors(err) {

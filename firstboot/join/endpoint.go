@@ -35,8 +35,8 @@ func toEndpoint(ctx context.Context, e *machine.Env, site *configs.Site, names *
 }
 
 // runAgainLater reports whether first boot must run periodically, and whether its timer runs. It
-// must run if the certificate or list of an API server is not verified yet, or if a CA expires
-// soon.
+// must run if an API server has not shown a certificate of the CA, if former API servers are still
+// in use, or if a CA expires soon.
 func runAgainLater(ctx context.Context, e *machine.Env, site *configs.Site, names *member.ServerNames) (later, running bool) {
 	state, err := e.UnitState(ctx, ondisk.UnitAgain)
 	if err != nil {

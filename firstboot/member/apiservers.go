@@ -29,12 +29,12 @@ const (
 // CA.
 type Proven struct {
 	Masters []string `json:"masters"`
-	// CA contains the pins of that CA. If they are not those of the present cluster, the list is
-	// ignored.
+	// CA contains the pins of that CA. If the present cluster's CA has none of them, the list
+	// is ignored.
 	CA []string `json:"ca"`
-	// Learned are the API servers that ipvscare had learned in addition to Masters when a Site
-	// brought another list. ipvscare then drops them, although they may have replaced all of
-	// Masters.
+	// Learned lists the API servers that ipvscare had learned in addition to Masters before the
+	// Site's list changed. ipvscare drops them at the change, although they may have replaced all
+	// of Masters.
 	Learned []string `json:"learned,omitempty"`
 }
 
@@ -82,7 +82,7 @@ func fitsVIP(site *configs.Site, master string) bool {
 		return false
 	}
 	addr, err := netip.ParseAddr(host)
-	return err != nil || addr.Unmap().Is4() == vip.Is4() // for a name, the VIP's family is looked up
+	return err != nil || addr.Unmap().Is4() == vip.Is4() // a DNS name is resolved in the VIP's family
 }
 
 // configuredMasters returns ipvscare's list: the Site's API servers and, as long as they are
@@ -209,8 +209,9 @@ func oneProves(ctx context.Context, e *machine.Env, site *configs.Site, ca []byt
 	return slices.Contains(errs, nil)
 }
 
-// MastersSaved reports whether SaveProvenMasters has nothing to do: the list is recorded, or it was
-// reported as unverified and still is.
+// MastersSaved reports whether SaveProvenMasters has nothing to do: the machine is not enrolled,
+// the list is recorded, or it is unverified and either no former API server is in use or this was
+// reported already.
 func MastersSaved(ctx context.Context, e *machine.Env, site *configs.Site) bool {
 	if Enrolled(e) != nil {
 		return true
@@ -222,7 +223,7 @@ func MastersSaved(ctx context.Context, e *machine.Env, site *configs.Site) bool 
 }
 
 // SaveProvenMasters records the Site's list once it is verified. Until then, it reports that the
-// list is unverified.
+// former API servers stay in use, if there are any.
 func SaveProvenMasters(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	if err := saveLearned(e, site); err != nil {
 		return err

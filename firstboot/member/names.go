@@ -111,8 +111,8 @@ func (c *ServerNames) MayKeep(ctx context.Context, e *machine.Env, name string) 
 	return true
 }
 
-// CountAnswers counts the API servers that answer with a certificate of the CA, whatever its names,
-// and those that do not.
+// CountAnswers counts the API servers that respond with a certificate of the CA, whatever its
+// names, and those that do not.
 func (c *ServerNames) CountAnswers(ctx context.Context, e *machine.Env, name string) (answer, away int) {
 	for _, err := range c.check(ctx, e, name) {
 		if err == nil || errors.Is(err, kubeapi.ErrServerName) {
