@@ -212,7 +212,7 @@ func (c *Client) explain(doing string, err error) error {
 	case errors.As(err, &network), errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
 		return fmt.Errorf("%s: %s does not answer: %w", doing, c.Server(), err)
 	case request != nil: // a truncated answer, or one of another kind of server
-		return fmt.Errorf("%s: asking %s: %w", doing, c.Server(), err)
+		return fmt.Errorf("%s: request to %s failed: %w", doing, c.Server(), err)
 	}
 	return fmt.Errorf("%s: %w", doing, err)
 }
@@ -241,7 +241,7 @@ func (c *Client) missingPermissions(ctx context.Context, rights []permission) ([
 		}}
 		done, err := c.resource(accessReviews, "").Create(ctx, review, metav1.CreateOptions{})
 		if err != nil {
-			return nil, c.explain("asking for the rights of the kubeconfig's user", err)
+			return nil, c.explain("reading the permissions of the kubeconfig's user", err)
 		}
 		if allowed, _, _ := unstructured.NestedBool(done.Object, "status", "allowed"); !allowed {
 			lacks = append(lacks, r)
@@ -250,7 +250,7 @@ func (c *Client) missingPermissions(ctx context.Context, rights []permission) ([
 	return lacks, nil
 }
 
-// requirePermissions returns an error that lists all missing rights, or nil if there are none.
+// requirePermissions returns an error that lists all missing permissions, or nil if there are none.
 func (c *Client) requirePermissions(ctx context.Context, doing string, rights ...permission) error {
 	lacks, err := c.missingPermissions(ctx, rights)
 	if err != nil {

@@ -60,7 +60,7 @@ func TestBadArguments(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := Open(damaged, ""); err == nil || !strings.Contains(err.Error(), "line 3") || !strings.Contains(err.Error(), damaged) {
-		t.Errorf("a damaged one: %v", err)
+		t.Errorf("a damaged kubeconfig: %v", err)
 	}
 	if _, err := Open(filepath.Join(dir, "none"), ""); err == nil || !strings.Contains(err.Error(), "no such file") {
 		t.Error(err)

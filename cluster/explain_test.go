@@ -24,7 +24,7 @@ func TestExplain(t *testing.T) {
 		err  error
 		want string
 	}{
-		{io.EOF, "listing nodes: asking https://192.0.2.1:6443: EOF"},
+		{io.EOF, "listing nodes: request to https://192.0.2.1:6443 failed: EOF"},
 		{&net.OpError{Op: "dial", Net: "tcp", Err: errors.New("connection refused")}, "listing nodes: https://192.0.2.1:6443 does not answer: dial tcp: connection refused"},
 		{forbidden(`nodes is forbidden: User "eve" cannot list resource "nodes"`), `listing nodes: the kubeconfig's user has no permission: nodes is forbidden: User "eve" cannot list resource "nodes"`},
 		{forbidden(`admission webhook "a.example.com" denied the request: not today`), `listing nodes: the API server rejects it: admission webhook "a.example.com" denied the request: not today`},

@@ -229,7 +229,7 @@ func describeError(err error) string {
 	case errors.Is(err, http.ErrSchemeMismatch), errors.As(err, &plain) && string(plain.RecordHeader[:]) == "HTTP/":
 		return "speaks plain HTTP, not HTTPS: it is not an API server"
 	case errors.As(err, &unknown) && unknown.IsNotFound:
-		return "is unknown to the name server"
+		return "is not found in DNS"
 	case errors.As(err, &op) && op.Op == "dial":
 		return fmt.Sprintf("cannot be reached: %v", op.Err)
 	}

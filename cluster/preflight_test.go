@@ -237,8 +237,8 @@ func TestPreflightInWords(t *testing.T) {
 	for name, want := range map[string]string{
 		"API server 127.0.0.1:1":          "cannot be reached: connect: connection refused",
 		"API server " + s.Masters[2]:      "speaks plain HTTP, not HTTPS: it is not an API server",
-		"API server nowhere.invalid:6443": "is unknown to the name server",
-		"node name":                       "cluster-info is not signed for this token yet; cannot be reached: connect: connection refused; speaks plain HTTP, not HTTPS: it is not an API server; is unknown to the name server",
+		"API server nowhere.invalid:6443": "is not found in DNS",
+		"node name":                       "cluster-info is not signed for this token yet; cannot be reached: connect: connection refused; speaks plain HTTP, not HTTPS: it is not an API server; is not found in DNS",
 	} {
 		if got := detail[name]; got != want {
 			t.Errorf("%s: %q, want %q", name, got, want)

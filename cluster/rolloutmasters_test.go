@@ -64,7 +64,7 @@ func TestRolloutOfControlPlane(t *testing.T) {
 			}
 		}
 		if masters > 1 || masters > 0 && shops > 0 {
-			t.Fatalf("%d control-plane nodes are at work, with %d other nodes", masters, shops)
+			t.Fatalf("%d control-plane nodes are being updated, together with %d other nodes", masters, shops)
 		}
 	}
 	if err := f.simulate(r, nil); err != nil || len(f.updated()) != 9 {

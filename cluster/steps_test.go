@@ -23,7 +23,7 @@ func TestLifecycleFix(t *testing.T) {
 			t.Errorf("%s, both %v: %s", tt.image, tt.both, got)
 		}
 		if changes := strings.Contains(got, "kubeadm init phase"); changes != (strings.Contains(got, "kubeadm-config") && strings.Contains(got, "/root/before-edgebake")) {
-			t.Errorf("%s: half a step: %s", tt.image, got)
+			t.Errorf("%s: the step must both edit kubeadm-config and back up the old files: %s", tt.image, got)
 		}
 	}
 }

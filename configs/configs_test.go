@@ -141,7 +141,7 @@ func TestEditors(t *testing.T) {
 		"document start": "---\n" + smallSite + "...\n",
 	} {
 		if got := mustSite(t, doc); !reflect.DeepEqual(got, want) {
-			t.Errorf("%s: read differently", name)
+			t.Errorf("%s: the parsed Site differs", name)
 		}
 	}
 	for _, doc := range []string{"\x00\x01\x02", "\xff\xfea\x00", "\x1f\x8b\x08"} {

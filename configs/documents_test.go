@@ -61,7 +61,7 @@ func TestBad(t *testing.T) {
 			}
 			for _, p := range probs {
 				if p.File != doc.Name || p.Line < 1 || strings.Contains(p.Msg, "BUG") {
-					t.Errorf("badly placed: %+v", p)
+					t.Errorf("wrong file or line: %+v", p)
 				}
 			}
 			got := err.Error() + "\n"

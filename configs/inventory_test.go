@@ -75,7 +75,7 @@ func TestInventoryMerge(t *testing.T) {
 	}
 	twice, err := EncodeSlotInventory(again)
 	if err != nil || string(twice) != string(out) {
-		t.Errorf("written twice, it differs (%v):\n%s", err, twice)
+		t.Errorf("encoding the Inventory twice gave different bytes (%v):\n%s", err, twice)
 	}
 }
 

@@ -50,7 +50,7 @@ func TestNodeIP(t *testing.T) {
 		case tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)):
 			t.Errorf("%s%s: %v, want %q", tc.nodeIP, tc.rest, err, tc.want)
 		case tc.want != "" && !strings.Contains(err.Error(), "site.yaml:"):
-			t.Errorf("%s: no place: %v", tc.nodeIP, err)
+			t.Errorf("%s: the problem has no position: %v", tc.nodeIP, err)
 		}
 	}
 }

@@ -166,8 +166,8 @@ type IPVS struct {
 	Disabled bool `yaml:"disabled,omitempty" json:"disabled,omitempty"`
 	// Scheduler is the kernel's IPVS scheduler.
 	Scheduler string `yaml:"scheduler,omitempty" json:"scheduler,omitempty" jsonschema:"enum=rr,enum=wrr,enum=lc,enum=wlc,enum=sh,enum=dh,default=rr"`
-	// Profile sets how often API servers are probed. With lan, it is every second while the node
-	// uses them, otherwise every 5 s. With metered, for slow or metered links, it is rarely.
+	// Profile sets how often API servers are probed: with lan, every second while the node uses
+	// them, otherwise every 5 s; with metered, for slow or metered links, rarely.
 	Profile string `yaml:"profile,omitempty" json:"profile,omitempty" jsonschema:"enum=lan,enum=metered,default=lan"`
 	// ProbePath is the path requested from an API server.
 	ProbePath string `yaml:"probePath,omitempty" json:"probePath,omitempty" jsonschema:"default=/readyz" check:"probePath"`

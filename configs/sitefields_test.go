@@ -33,7 +33,7 @@ network:
 		}
 	}
 	if beyond := site.FieldsBeyond(all); beyond != nil {
-		t.Errorf("with all fields %q are beyond", beyond)
+		t.Errorf("FieldsBeyond(all fields) = %q, want none", beyond)
 	}
 	whole, err := EncodeSlot(site)
 	if err != nil {
@@ -45,7 +45,7 @@ network:
 	without := []string{"spreadSeconds", "criSocket", "network.interfaces.acceptRA", "labels"}
 	known := slices.DeleteFunc(slices.Clone(all), func(f string) bool { return slices.Contains(without, f) })
 	if beyond, want := site.FieldsBeyond(known), "labels spreadSeconds network.interfaces[1].acceptRA"; strings.Join(beyond, " ") != want {
-		t.Errorf("%q are beyond, want %q", beyond, want)
+		t.Errorf("FieldsBeyond = %q, want %q", beyond, want)
 	}
 	b, err := EncodeSlotFor(site, known)
 	if err != nil {

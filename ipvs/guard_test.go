@@ -177,7 +177,7 @@ func TestPublishingTakesLong(t *testing.T) {
 	w.start(w.s)
 	w.eventually("it serves", w.serves("1"))
 	w.m.stop()
-	w.eventually("it is away", w.serves("0"))
+	w.eventually("the API server has weight 0", w.serves("0"))
 	g := w.daemon.kept()[w.s.VIP]
 	g.mu.Lock()
 	for _, m := range g.apiServers {
@@ -193,7 +193,7 @@ func TestPublishingTakesLong(t *testing.T) {
 		t.Errorf("before the Service exists: %s", w.kernel.text())
 	}
 	w.says.setService(newSvc)
-	w.eventually("it is another's", w.serves(""))
+	w.eventually("the API server is alien", w.serves(""))
 	if w.said("trusting it as an API server of the cluster") > 0 {
 		t.Error("the API server was accepted")
 	}
@@ -235,7 +235,7 @@ func TestExcusedOnce(t *testing.T) {
 	g := w.daemon.kept()[w.s.VIP]
 	for n := range 3 {
 		w.m.stop()
-		w.eventually("it is away", w.serves("0"))
+		w.eventually("the API server has weight 0", w.serves("0"))
 		if n == 0 {
 			g.mu.Lock()
 			for _, m := range g.apiServers {
@@ -249,11 +249,11 @@ func TestExcusedOnce(t *testing.T) {
 	if n := w.said("trusting it as an API server of the cluster"); n != 1 {
 		t.Errorf("the message was logged %d times", n)
 	}
-	// If the recorded UIDs change, it must match the new ones.
+	// If the recorded UIDs change, the API server must match the new ones.
 	s := w.s
 	s.Joined.NodeUID = newNode
 	w.m.stop()
-	w.eventually("it is away", w.serves("0"))
+	w.eventually("the API server has weight 0", w.serves("0"))
 	g.update(s)
 	before := w.says.count()
 	w.m.start()
@@ -330,10 +330,10 @@ func TestRewrittenNote(t *testing.T) {
 			return false
 		}
 	}
-	w.eventually("it goes by the note", goesBy(joinedOld))
+	w.eventually("the daemon uses the recorded UIDs", goesBy(joinedOld))
 	for _, joined := range []Joined{{newInfo, "shop-1", oldNode, oldSvc}, {newInfo, "shop-1", newNode, newSvc}} {
 		write(joined)
-		w.eventually("it goes by the new note", goesBy(joined))
+		w.eventually("the daemon uses the new recorded UIDs", goesBy(joined))
 	}
 }
 
@@ -398,7 +398,7 @@ func TestBornAgain(t *testing.T) {
 		t.Errorf("before the API server showed its cluster: %s", w.kernel.text())
 	}
 	w.says.set(newInfo, "404")
-	w.eventually("it is another's", w.serves(""))
+	w.eventually("the API server is alien", w.serves(""))
 	w.kernel.change(func() {
 		if !slices.Equal(w.kernel.severed, []kernel.Conn{mine}) {
 			t.Errorf("severed %v", w.kernel.severed)
@@ -460,7 +460,7 @@ func TestSameClusterComesBack(t *testing.T) {
 	w.start(w.s)
 	w.eventually("it serves", w.serves("1"))
 	w.m.stop()
-	w.eventually("it is away", w.serves("0"))
+	w.eventually("the API server has weight 0", w.serves("0"))
 	w.m.start()
 	w.eventually("it serves again", func() bool { return w.said("is up, it was down") == 1 && w.serves("1")() })
 	mark := w.kernel.mark()
@@ -497,7 +497,7 @@ func TestBornAgainWithoutIPVS(t *testing.T) {
 	w.says.set(newInfo, "404")
 	w.m.start()
 	w.eventually("the name leads nowhere", names(w.s.VIP.Addr().String()))
-	w.eventually("it is another's", func() bool { return w.said("is alien") == 1 })
+	w.eventually("the API server is alien", func() bool { return w.said("is alien") == 1 })
 	w.says.set(oldInfo, oldNode)
 	w.eventually("the name is the master's again", names(w.m.addr.Addr().String()))
 }

@@ -26,7 +26,7 @@ func FuzzLearned(f *testing.F) {
 			t.Fatal(err)
 		}
 		if _, err := d.readLearned(); err != nil {
-			t.Errorf("what was stored: %v", err)
+			t.Errorf("reading the stored list: %v", err)
 		}
 	})
 }

@@ -57,7 +57,7 @@ func TestSecondDaemonIsRefused(t *testing.T) {
 // TestSquatter checks that neither an unprivileged process nor one in the same network namespace,
 // even as root, can prevent ipvscare from starting.
 func TestSquatter(t *testing.T) {
-	desk.NeedRoot(t, "it becomes somebody else")
+	desk.NeedRoot(t, "it changes its user ID")
 	w := newWorld(t, 1)
 	s := testServer(t, 204)
 	s.Masters = []Master{w.masters[0].master()}
@@ -201,7 +201,7 @@ func TestHostsReplacedUnderAMount(t *testing.T) {
 		desk.Lacks(t, "mounting here: %v: %s", err, out)
 	}
 	if strings.TrimSpace(string(out)) != "0" {
-		t.Errorf("the replaced file has %s names: it cannot be recognised so", out)
+		t.Errorf("the replaced file has %s links, want 0: KeepHosts cannot detect the replacement", out)
 	}
 	f, err := os.Create(filepath.Join(dir, "gone")) // another way to unlink the file
 	if err != nil {

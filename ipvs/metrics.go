@@ -51,7 +51,7 @@ func (d *Daemon) Metrics() []byte {
 	counter("transitions_total", "Changes of an API server's state.", st.transitions.Load())
 	counter("repairs_total", "Changes by other programs that were reverted.", st.repairs.Load())
 	counter("routes_total", "Local routes made or changed.", st.routes.Load())
-	counter("severed_total", "Sockets to dead API servers that were destroyed.", st.severed.Load())
+	counter("severed_total", "Sockets closed because their API server or virtual server is gone.", st.severed.Load())
 	counter("reloads_total", "Reloads of a changed configuration.", st.reloads.Load())
 	counter("dials_total", "Connection attempts to API servers.", st.wire[countDial].Load())
 	counter("pings_total", "PINGs sent to API servers.", st.wire[countPing].Load())

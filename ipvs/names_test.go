@@ -29,7 +29,7 @@ func (z zone) lookup(_ context.Context, network, host string) ([]netip.Addr, err
 	return nil, &net.DNSError{Err: "no such host", Name: host, IsNotFound: true}
 }
 
-// deadDNS never answers.
+// deadDNS returns the error of a DNS server that does not answer.
 func deadDNS(_ context.Context, _, host string) ([]netip.Addr, error) {
 	return nil, &net.DNSError{Err: "i/o timeout", Name: host, IsTimeout: true}
 }
@@ -213,7 +213,7 @@ func TestLearnedListIsCapped(t *testing.T) {
 		}
 	}
 	if masters, err := parseConfigMap(testVIP, []byte(`{"kind":"ConfigMap","data":{"masters":"`+strings.TrimSuffix(distinct.String(), fmt.Sprintf(`192.0.2.%d:6443\n`, maxLearned+1))+`"}}`)); err != nil || len(masters) != maxLearned {
-		t.Errorf("as many as may be: %d, %v", len(masters), err)
+		t.Errorf("a list of maxLearned API servers: %d, %v", len(masters), err)
 	}
 	if _, err := parseLearned(testVIP, make([]string, maxLearned+1)); err == nil {
 		t.Error("the stored list is not capped")

@@ -81,7 +81,7 @@ func TestHostChanges(t *testing.T) {
 							t.Errorf("the line of %s was missing for a while", s.Host)
 						}
 					}
-					w.eventually("the notes say so", func() bool {
+					w.eventually("the notes have the new names", func() bool {
 						got := make(map[string]string)
 						for vip, names := range readNotes(w.run) {
 							got[vip.String()] = strings.ToLower(strings.Join(names, " "))
@@ -163,7 +163,7 @@ func TestCleanKeepsTheNoteOfWhatItLeaves(t *testing.T) {
 	}
 	// A directory cannot be read as a hosts file.
 	if err := Clean(t.Context(), w.kernel, Leftovers{Noted: true, HostsFile: t.TempDir(), RunDir: w.run}, w.log); err == nil {
-		t.Fatal("a directory is no hosts file")
+		t.Fatal("Clean accepted a directory as hosts file")
 	}
 	if names := readNotes(w.run)[s.VIP]; !slices.Equal(names, []string{s.Host}) {
 		t.Errorf("noted: %q", names)

@@ -569,7 +569,7 @@ func TestAnswersOfMasters(t *testing.T) {
 		{name: "unavailable", status: 503, want: Down, outcome: probe.ServerError},
 		{name: "not found", status: 404, want: Down, outcome: probe.ServerError},
 		{name: "unavailable, which is healthy here", status: 503, extra: 503, want: Up, outcome: probe.OK},
-		{name: "ready, beside what else is healthy", extra: 503, want: Up, outcome: probe.OK},
+		{name: "ready, with 503 also accepted", extra: 503, want: Up, outcome: probe.OK},
 		{name: "draining", status: 500, body: drain, want: Draining, outcome: probe.Draining},
 		{name: "wrong CA", cert: other.issue(t, from, to, "kubernetes"), want: Alien, outcome: probe.Identity},
 		{name: "wrong name", cert: c.issue(t, from, to, "etcd"), want: Alien, outcome: probe.Identity},
@@ -694,7 +694,7 @@ func TestClassify(t *testing.T) {
 
 // TestTicks checks that work that can wait is done at ticks, after at least four fifths
 // of its interval and at most the whole interval.
-func TestBeat(t *testing.T) {
+func TestTicks(t *testing.T) {
 	start := time.Now()
 	b := tickTimes{start}
 	for i := range 2000 {

@@ -300,7 +300,7 @@ func TestDaemon(t *testing.T) {
 			t.Errorf("severed %v", w.kernel.severed)
 		}
 		if !slices.Equal(w.kernel.untracked, []netip.AddrPort{a.addr}) {
-			t.Errorf("connection tracking was to forget %v", w.kernel.untracked)
+			t.Errorf("Untrack was called for %v", w.kernel.untracked)
 		}
 		last := w.kernel.steps[len(w.kernel.steps)-2:]
 		if !strings.HasPrefix(last[0], "update-dest") || !strings.Contains(last[0], "weight 0") || !strings.HasPrefix(last[1], "del-dest") {
@@ -326,7 +326,7 @@ func TestDaemon(t *testing.T) {
 		}
 		w.kernel.Services = nil
 	})
-	w.eventually("a flush is repaired, and what it cut off is told", func() bool {
+	w.eventually("after a flush, the rules are restored and the sockets closed", func() bool {
 		w.kernel.Mu.Lock()
 		told := slices.Equal(w.kernel.remotes, []netip.AddrPort{s.VIP})
 		w.kernel.Mu.Unlock()

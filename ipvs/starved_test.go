@@ -94,7 +94,7 @@ func TestStarvedServer(t *testing.T) {
 				for _, s := range all {
 					s.mu.Lock()
 					if got := s.health.slow(); s.health.State != tt.state || got != tt.slow {
-						t.Errorf("it is %s, which keeps its place: %t; want %s, %t: %q", s.health.State, got, tt.state, tt.slow, s.events)
+						t.Errorf("state %s, stays a real server: %t; want %s, %t: %q", s.health.State, got, tt.state, tt.slow, s.events)
 					}
 					s.mu.Unlock()
 				}

@@ -37,7 +37,7 @@ func TestMeteredSensing(t *testing.T) {
 					defer s.stop(m)
 					time.Sleep(5*time.Minute + time.Duration(i)*9700*time.Millisecond)
 					if dials := m.dials.Load(); dials != 1 {
-						t.Errorf("%d connections in peace, want 1", dials)
+						t.Errorf("%d connections without faults, want 1", dials)
 					}
 					broke := time.Now()
 					tt.fault(m)

@@ -203,12 +203,12 @@ func TestReadBack(t *testing.T) {
 		t.Errorf("without one the node address is %q", got)
 	}
 	if got := ServersIn("YURTHUB_ARGS=--v=2 --my-server-addr=https://x:1"); got != nil {
-		t.Errorf("of another flag: %q", got)
+		t.Errorf("node address from another flag: %q", got)
 	}
 	manifest := string(pod().PodManifest())
 	for node, want := range map[string]bool{"edge-7": true, "edge": false, "edge-70": false, "dge-7": false} {
 		if PodIsOf(manifest, node) != want {
-			t.Errorf("the pod of edge-7 is of %s: %v", node, !want)
+			t.Errorf("PodIsOf(pod of edge-7, %s) = %v", node, !want)
 		}
 	}
 }
@@ -378,7 +378,7 @@ func TestLabels(t *testing.T) {
 	}
 	edge, cloud := Labels("shanghai", false), Labels("core", true)
 	if !Labelled(edge) || !Labelled(cloud) || PoolOf(edge) != "shanghai" || IsCloud(edge) || !IsCloud(cloud) {
-		t.Errorf("%v and %v are read as something else", edge, cloud)
+		t.Errorf("Labelled, PoolOf or IsCloud is wrong for %v or %v", edge, cloud)
 	}
 	for _, k := range LabelKeys() {
 		delete(edge, k)

@@ -182,7 +182,7 @@ func (d downloader) get(ctx context.Context, u string) (*http.Response, error) {
 			err = ue.Err
 		}
 		if ne := (*net.DNSError)(nil); errors.As(err, &ne) && ne.IsNotFound {
-			err = fmt.Errorf("%s is unknown to the name server; check its spelling, and the network", ne.Name)
+			err = fmt.Errorf("%s is not found in DNS; check its spelling, and the network", ne.Name)
 		}
 		if errors.Is(err, io.EOF) {
 			err = errors.New("the server closed the connection without an answer")

@@ -632,7 +632,7 @@ func TestUnknownHost(t *testing.T) {
 		return nil, &net.OpError{Op: "dial", Net: "tcp", Err: &net.DNSError{Err: "no such host", Name: r.URL.Hostname(), Server: "192.0.2.53:53", IsNotFound: true}}
 	})}}
 	_, err = d.fetch(t.Context(), c, []string{"https://mirror.example.com/file"}, "", func(int64, int64) {})
-	if want := "fetching https://mirror.example.com/file: mirror.example.com is unknown to the name server; check its spelling, and the network"; err == nil || err.Error() != want {
+	if want := "fetching https://mirror.example.com/file: mirror.example.com is not found in DNS; check its spelling, and the network"; err == nil || err.Error() != want {
 		t.Errorf("error %v, want %s", err, want)
 	}
 }

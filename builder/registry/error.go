@@ -52,7 +52,7 @@ func (e *Error) Error() string {
 	// The client library also tries plain HTTP if a host in a private network does not respond.
 	// Report the error of the connection, not ErrPlainHTTP.
 	case errors.As(e.Err, &unknown) && unknown.IsNotFound:
-		return who + " is unknown to the name server"
+		return who + " is not found in DNS"
 	case errors.As(e.Err, &op) && op.Op == "dial":
 		return fmt.Sprintf("%s cannot be reached: %v", who, op.Err)
 	case errors.Is(e.Err, ErrPlainHTTP) && sentTo != "":

@@ -142,7 +142,7 @@ func TestMasterSites(t *testing.T) {
 	for _, s := range site.Credentials.Keys.Secrets() {
 		longest := slices.MaxFunc(strings.Split(s.Reveal(), "\n"), func(a, b string) int { return len(a) - len(b) })
 		if longest == "" || strings.Contains(string(public), longest) {
-			t.Errorf("a Site without its secrets has one (%d bytes)", len(longest))
+			t.Errorf("the public form of the Site contains a secret (longest value: %d bytes)", len(longest))
 		}
 	}
 
@@ -207,7 +207,7 @@ func TestManifests(t *testing.T) {
 			t.Errorf("files: %s", got)
 		}
 		if c := update("[net/objects.yaml, app/objects.yaml]", cni, app); !c.Nothing() {
-			t.Errorf("the same again: %+v", c)
+			t.Errorf("the same manifests again: %+v", c)
 		}
 		if encryptTo == nil {
 			sites, err := ControlPlaneSites(dir, sealed.Identity{}, now())
@@ -233,7 +233,7 @@ func TestManifests(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := newOf(dir, doc("[app/objects.yaml]"), Options{Now: now(), Manifests: []manifest.File{app}}); err == nil || !strings.Contains(err.Error(), "01-objects.yaml") {
-			t.Errorf("a manifest is gone: %v", err)
+			t.Errorf("no error for the missing manifest: %v", err)
 		}
 	}
 }

@@ -46,7 +46,7 @@ func FuzzSnapshot(f *testing.F) {
 		}
 		s, err := ReadSnapshot(dir, file)
 		if (err == nil) != whole || s != nil && s.Ours != ours {
-			t.Errorf("checksum right: %v, the cluster's: %v; read as %+v %v", whole, ours, s, err)
+			t.Errorf("valid checksum: %v, contains the cluster's CA: %v; got %+v, %v", whole, ours, s, err)
 		}
 		look := finder{all: all}
 		for rest := db; len(rest) > 0; {
@@ -55,7 +55,7 @@ func FuzzSnapshot(f *testing.F) {
 			rest = rest[n:]
 		}
 		if look.found != ours {
-			t.Errorf("in pieces of %d bytes it is found: %v, in one: %v", int(piece)+1, look.found, ours)
+			t.Errorf("CA found in writes of %d bytes: %v, in one write: %v", int(piece)+1, look.found, ours)
 		}
 		if err := os.WriteFile(file, body, 0o600); err != nil {
 			t.Fatal(err)

@@ -527,7 +527,7 @@ func complete(dir string, r *Record) error {
 	for _, name := range names {
 		p := filepath.Join(dir, filepath.FromSlash(storedName(name, r.Recipients)))
 		if _, err := os.Stat(p); err != nil {
-			errs = append(errs, fmt.Errorf("reading %s: %w: restore the directory from your copy of it; without it the cluster's keys are lost", dir, err))
+			errs = append(errs, fmt.Errorf("reading %s: %w: restore the directory from your copy of it; without a copy, the cluster's keys are lost", dir, err))
 		}
 	}
 	if err := errors.Join(errs...); err != nil {

@@ -116,7 +116,7 @@ func TestNewAgain(t *testing.T) {
 		}
 	}
 	if is["tokens/a.yaml"] != "" || is["tokens/b.yaml"] != was["tokens/b.yaml"] || is["tokens/c.yaml"] == "" {
-		t.Error("tokens of a, b and c")
+		t.Error("wrong tokens: want new ones for added nodes only")
 	}
 	if left, err := filepath.Glob(filepath.Join(filepath.Dir(dir), ".*")); err != nil || len(left) > 0 {
 		t.Error(left, err)

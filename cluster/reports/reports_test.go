@@ -203,7 +203,7 @@ func TestIdentity(t *testing.T) {
 		t.Fatal(err)
 	}
 	if c, err := LoadIdentity(dir, []string{"reports.example"}, noon); err != nil || c.PEM == a.PEM {
-		t.Errorf("after a cut: %v", err)
+		t.Errorf("after an interruption: %v", err)
 	}
 	// A directory from a version without a URL for each machine lacks the secret for these URLs. It is
 	// added.
@@ -299,7 +299,7 @@ func TestFilesOfOthers(t *testing.T) {
 		t.Errorf("%+v", all)
 	}
 	if _, err := Read(filepath.Join(dir, "a.json")); !errors.As(err, new(*os.PathError)) {
-		t.Errorf("a file as folder: %v", err)
+		t.Errorf("a file in place of the directory: %v", err)
 	}
 }
 
@@ -434,7 +434,7 @@ func TestOwnURL(t *testing.T) {
 	s = open(t, dir)
 	h = s.Receiver(identity, func() time.Time { return at })
 	if code, text := send(t, h, "/secret", encode(t, state("shop-1", ondisk.ResultDone))); code != http.StatusForbidden || !strings.Contains(text, "its own URL") {
-		t.Errorf("another machine's report was accepted for it: %d %s", code, text)
+		t.Errorf("the common URL accepted a report in the name of shop-1: %d %s", code, text)
 	}
 	if all := s.All(); len(all) != invented || all[len(all)-1].Reason != waits.Waiting { // the first one was removed
 		t.Errorf("%d machines: %+v", len(all), all[len(all)-1])

@@ -23,7 +23,7 @@ func newCacheCommand(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "cache",
 		Short: "Show the size of the cache, and free space",
-		Long: `Cache shows the size of fetched and made inputs, and when builds last used them.
+		Long: `Cache shows the size of the downloaded and generated inputs, and when builds last used them.
 Nothing is removed automatically; edgebake cache prune frees space.`,
 		Example: `  edgebake cache
   edgebake cache --output json

@@ -37,7 +37,7 @@ func TestFleetArguments(t *testing.T) {
 	}
 	for _, name := range regexp.MustCompile(`EDGEBAKE_[A-Z_]+`).FindAllString(string(doc), -1) {
 		if name != signing.PasswordVariable && name != "EDGEBAKE_TOKEN" {
-			t.Errorf("%s is not a variable of ours", name)
+			t.Errorf("docs/fleet.md uses the unknown variable %s", name)
 		}
 	}
 }

@@ -149,7 +149,7 @@ func TestClusterListen(t *testing.T) {
 	}
 	walk(doc)
 	if got := strings.Join(rows, " "); got != "shop-2 shop-3 shop-1" {
-		t.Errorf("the page has %s: want what failed first", got)
+		t.Errorf("the page lists %s, want failed nodes first", got)
 	}
 	if counts["failed"] != "1" || counts["running"] != "1" || counts["done"] != "1" || counts["waiting"] != "0" {
 		t.Errorf("the page counts %v", counts)

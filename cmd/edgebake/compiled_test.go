@@ -54,7 +54,7 @@ func TestCompiledInTwoWays(t *testing.T) {
 		versions, golden = append(versions, v.Version), append(golden, report.Golden)
 	}
 	if versions[0] == versions[1] {
-		t.Errorf("both ways give version %q: the test compares nothing", versions[0])
+		t.Errorf("both builds have version %q, so the test compares nothing", versions[0])
 	}
 	if golden[0] != golden[1] || golden[0] == "" {
 		t.Errorf("golden digests %q of versions %q", golden, versions)
@@ -72,7 +72,7 @@ func repositoryOf(t *testing.T, root string) string {
 	list.Dir = root
 	names, err := list.Output()
 	if err != nil {
-		desk.Lacks(t, "the source lies in no repository: %v", err)
+		desk.Lacks(t, "the source tree is not in a Git repository: %v", err)
 	}
 	for name := range strings.SplitSeq(strings.TrimRight(string(names), "\x00"), "\x00") {
 		text, err := os.ReadFile(filepath.Join(root, name))

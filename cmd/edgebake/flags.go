@@ -15,7 +15,7 @@ import (
 
 // cacheFlag declares --cache.
 func cacheFlag(f *pflag.FlagSet, dir *string) {
-	f.StringVar(dir, "cache", "", "directory of fetched and made inputs (default $EDGEBAKE_CACHE, else edgebake in the user's cache directory)")
+	f.StringVar(dir, "cache", "", "directory for downloaded and generated inputs (default $EDGEBAKE_CACHE, else edgebake in the user's cache directory)")
 }
 
 func openCache(dir string) (*fetch.Cache, error) {

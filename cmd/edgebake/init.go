@@ -55,7 +55,7 @@ build then bakes an image for the cluster's nodes.
 Init does not change files that you have edited. If they lack values from the flags,
 init lists these values and writes nothing.
 
-For editors that know YAML schemas, these are written to ` + starter.SchemaDir + `.`,
+Init also writes the JSON schemas of the documents to ` + starter.SchemaDir + `, for editors.`,
 		Example: `  edgebake init
   edgebake init --join -  # paste the line that kubeadm prints, then Ctrl-D
   edgebake init --kubeconfig ~/.kube/config --ssh-key ~/.ssh/id_ed25519.pub

@@ -112,7 +112,7 @@ func TestInitFromCluster(t *testing.T) {
 	agents := text("agents.yaml")
 	c.want(agents, "image: ghcr.io/flannel-io/flannel-cni-plugin:v1.7.1", "image: ghcr.io/flannel-io/flannel:v0.27.0", "image: registry.k8s.io/kube-proxy:v1.36.3")
 	if strings.Contains(agents, "hunter2") || strings.Contains(agents, "x/y") {
-		t.Errorf("it keeps more than the images of Linux nodes:\n%s", agents)
+		t.Errorf("agents.yaml contains images that are not for Linux:\n%s", agents)
 	}
 	c.run(0, "validate", "image.yaml", "site.yaml")
 	site, err := configs.ParseSite("site.yaml", []byte(text("site.yaml")))
@@ -129,7 +129,7 @@ func TestInitFromCluster(t *testing.T) {
 		t.Errorf("%s\nminted %q, the CA is %q", text("site.yaml"), l.minted, pins)
 	}
 	if st, err := os.Stat("site.yaml"); err != nil || st.Mode().Perm() != 0o600 {
-		t.Errorf("others may read the token: %v, %v", st.Mode(), err)
+		t.Errorf("site.yaml has mode %v, want 0600 (%v)", st.Mode(), err)
 	}
 
 	// A second run keeps all files, including edited ones, and creates no token.
@@ -193,7 +193,7 @@ func TestInitFromClusterFails(t *testing.T) {
 			c.run(1, "init", "--kubeconfig", "kubeconfig")
 			c.want(c.err, tt.want)
 			if left, err := os.ReadDir("."); err != nil || len(left) != 1 || l.minted != nil {
-				t.Errorf("it left %v, minted %q, %v", left, l.minted, err)
+				t.Errorf("init left the files %v, minted %q, %v", left, l.minted, err)
 			}
 		})
 	}

@@ -33,7 +33,7 @@ func (o *installFlags) declare(c *cobra.Command) {
 	f := c.Flags()
 	f.StringVar(&o.Disk, "disk", device.OnlyDisk, "disk of the machine to install on: only, smallest, largest, smallest-nvme, bus=, model=, serial=, size>=, size<= (several conditions: separate them with commas), or a path below /dev")
 	f.StringVar(&o.Then, "then", ondisk.ThenPowerOff, "what the machine does afterwards: poweroff or reboot")
-	f.BoolVar(&o.Reinstall, "reinstall", false, "overwrite a disk that already has an edgebake image, or is part of LVM or a RAID; each installer does so once")
+	f.BoolVar(&o.Reinstall, "reinstall", false, "overwrite a disk that already has an edgebake image, or is part of LVM or a RAID; each installer overwrites such a disk only once")
 	cacheFlag(f, &o.cache)
 	cli.Complete(c, "disk", device.OnlyDisk, "smallest", "largest", "smallest-nvme", "smallest-sata")
 	cli.Complete(c, "then", ondisk.ThenPowerOff, ondisk.ThenReboot)

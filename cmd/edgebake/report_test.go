@@ -107,15 +107,15 @@ func TestReport(t *testing.T) {
 	for _, p := range a.Partitions {
 		behind := p.Label == ondisk.LabelRootA
 		if p.FS != "" && (p.Used+p.Free+p.Reserve != p.Size || p.Used <= 0 || (p.Reserve > 0) != behind) {
-			t.Errorf("%s of %d: %d used, %d free, %d behind it", p.Label, p.Size, p.Used, p.Free, p.Reserve)
+			t.Errorf("%s: %d bytes; %d used, %d free, %d reserve", p.Label, p.Size, p.Used, p.Free, p.Reserve)
 		}
 		if p.Label == ondisk.LabelRootA && (p.Used > 32<<20 || p.Reserve < 256<<20) {
-			t.Errorf("%s has %d used, %d behind it", p.Label, p.Used, p.Reserve)
+			t.Errorf("%s: %d used, %d reserve", p.Label, p.Used, p.Reserve)
 		}
 	}
 	for _, kind := range []string{"program", "boot", "other"} {
 		if !kinds[kind] {
-			t.Errorf("no group is a %s", kind)
+			t.Errorf("no group has kind %s", kind)
 		}
 	}
 	if len(a.Steps) == 0 || len(a.Inputs) == 0 {

@@ -14,7 +14,7 @@ func newSchema(s streams) *cobra.Command {
 	return &cobra.Command{
 		Use:   "schema KIND",
 		Short: "Print the JSON schema of a kind of document",
-		Long: `Schema prints a JSON schema (draft 2020-12), with which editors complete and check
+		Long: `Schema prints a JSON schema (draft 2020-12). Editors use it to complete and check
 documents. KIND is image, site, inventory or cluster. edgebake validate also
 checks rules that a schema cannot express.`,
 		Example: `  edgebake schema site`,

@@ -179,7 +179,7 @@ func checkSigned(ts *testscript.TestScript, _ bool, args []string) {
 		ts.Fatalf("signed on %v", when)
 	}
 	if have := slices.Sorted(maps.Keys(got.Files)); !slices.Equal(have, args[1:]) {
-		ts.Fatalf("it has %q", have)
+		ts.Fatalf("the stick has the files %q", have)
 	}
 }
 

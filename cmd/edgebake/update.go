@@ -32,9 +32,9 @@ the chunks of NEW's root file system, kernel and initrd that are not in OLD, the
 container images that OLD lacks, the index that lists all chunks, and 8 KiB for each
 request. firstboot update --max-bytes counts the same way.
 
-OLD is an image or a disk. Of a disk with two systems, the one counts that the machine
-keeps. If machines with OLD reject NEW because of its serial or signature (updates in the
-Image), Cost warns. NEW is a compressed image (.raw.zst).`,
+OLD is an image or a disk. If OLD is a disk with two systems, Cost uses the one
+that the machine keeps. If machines with OLD reject NEW because of its serial or
+signature (updates in the Image), Cost warns. NEW is a compressed image (.raw.zst).`,
 		Example: `  edgebake update cost other.raw my-edge.raw.zst
   edgebake update cost other.raw my-edge.raw.zst --output json`,
 		Args: cli.Args(2, 2, "two images"),

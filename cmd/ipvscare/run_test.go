@@ -38,7 +38,7 @@ func TestSpread(t *testing.T) {
 		}
 	}
 	if got := bootDelay(time.Hour, time.Second, ondisk.BootSpread, 0.999); got >= ondisk.BootSpread || got < ondisk.BootSpread/2 {
-		t.Errorf("the last waits %v", got)
+		t.Errorf("delay for r = 0.999: %v", got)
 	}
 	if got := bootSpread(filepath.Join(t.TempDir(), "none")); got != 0 {
 		t.Errorf("without a configuration: %v", got)

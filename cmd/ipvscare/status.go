@@ -21,7 +21,8 @@ func statusCommand(stdout io.Writer) *command {
 		name:  "status",
 		short: "Show virtual servers and the health of API servers",
 		long: `Show virtual servers and the health of API servers (masters). The exit code
-is 1 if ipvscare is not running or no API server is up.`,
+is 1 if ipvscare is not running, or if a virtual server has no API server that
+is up.`,
 		flags: f,
 		run: func(context.Context) error {
 			if output != "json" && output != "text" {

@@ -17,7 +17,7 @@ type Cluster struct {
 	// Name of the cluster: lower-case letters, digits and -.
 	Name string `yaml:"name" json:"name" check:"clusterName"`
 	// KubernetesVersion is the version of the control plane, e.g. v1.37.2.
-	// v1.31 and later can be built from images. A control-plane node runs the
+	// It must be v1.31 or later. A control-plane node runs the
 	// patch release of its image, which must have the same minor version.
 	KubernetesVersion string `yaml:"kubernetesVersion" json:"kubernetesVersion"`
 

@@ -146,7 +146,7 @@ func TestClusterReport(t *testing.T) {
 		seen[s.Report.URL[len(s.Report.URL)-32:]] = true
 	}
 	if len(seen) != 3 {
-		t.Errorf("two machines have one proof: %v", seen)
+		t.Errorf("two machines have the same report URL: %v", seen)
 	}
 	if old := mustCluster(t, strings.NewReplacer(", key: k3k3k3k3k3k3k3k3k3k3k3k3k3", "", "8443/", "8443/common").Replace(doc)); old.NodeSite(&old.Nodes[0], configs.Secret{}, "").Report.URL != "https://192.0.2.9:8443/common" {
 		t.Errorf("a Cluster without the key: %+v", old.Report)

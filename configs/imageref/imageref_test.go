@@ -35,7 +35,7 @@ func TestRefsTravelAsText(t *testing.T) {
 			t.Errorf("%q: %v", text, err)
 		}
 		if err := json.Unmarshal([]byte(`{"ref":"x@`+text+`"}`), new(pinned)); err == nil {
-			t.Errorf("%q is the digest of a reference", text)
+			t.Errorf("a reference with the digest %q was accepted", text)
 		}
 	}
 }

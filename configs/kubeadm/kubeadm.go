@@ -127,7 +127,7 @@ var ownedByEdgebake = map[string]map[string]string{
 		"staticPodPath":                    "the control plane runs from /etc/kubernetes/manifests",
 		"authentication.x509.clientCAFile": "it is the cluster's CA",
 		"containerRuntimeEndpoint":         "the image's containerd is used",
-		"rotateCertificates":               "it is always on: a node's certificate would expire",
+		"rotateCertificates":               "it is always on, because otherwise a node's certificate would expire",
 	},
 	"KubeProxyConfiguration": {
 		"mode":                        "use kubeProxy.mode of the Cluster",

@@ -122,7 +122,7 @@ func ClusterImage() []byte {
 		exampleSandbox, "  sandbox: "+pause.Example(configs.ExampleKubernetes),
 		"#   images:\n#     - ref: registry.example.com/app:1.0\n#       archive: app.tar\n", list,
 		"#   imagesFrom: [agents.yaml]", "# Those of the network plugin, without which no node becomes Ready (manifests of the\n# Cluster): imagesFrom: [cni.yaml]",
-		"# And those that these Kubernetes manifests run. For what runs on every node:\n# kubectl get daemonsets -A -o yaml > agents.yaml\n", "",
+		"# Images of the pods in Kubernetes manifests are included too. To get the manifests of\n# every node's pods: kubectl get daemonsets -A -o yaml > agents.yaml\n", "",
 	).Replace(examples.Image))
 }
 
