@@ -73,7 +73,7 @@ func TestASignedStick(t *testing.T) {
 		{"unsigned, until enrolled", ondisk.SitesUntilEnrolled, key, func(c *slot.Contents) { c.Signature = nil }, false, false, "unless it is signed by a key that the Image names (edgebake site sign)"},
 		{"another key", ondisk.SitesSigned, other, nil, false, false, "signed by key "},
 		{"another key's repair", ondisk.SitesRepair, other, nil, false, true, "stick /dev/sdb1 counts as unsigned: signed by key "},
-		{"tampered", ondisk.SitesSigned, key, func(c *slot.Contents) { c.Files["site.yaml"] = append(c.Files["site.yaml"], '\n') }, false, false, "a file was changed, added or left out since"},
+		{"tampered", ondisk.SitesSigned, key, func(c *slot.Contents) { c.Files["site.yaml"] = append(c.Files["site.yaml"], '\n') }, false, false, "a file was changed, added or removed after signing"},
 		{"tampered repair", ondisk.SitesRepair, key, func(c *slot.Contents) { c.Files["site.yaml"] = append(c.Files["site.yaml"], '\n') }, false, true, "counts as unsigned: the signature by key"},
 		{"an extra file", ondisk.SitesSigned, key, func(c *slot.Contents) { c.Files["files/x"] = nil }, false, false, "does not match"},
 		{"a file less", ondisk.SitesSigned, key, func(c *slot.Contents) { delete(c.Files, "config.ign") }, false, false, "does not match"},

@@ -82,7 +82,7 @@ func CNIPlugins(conflist []byte) ([]string, error) {
 	var errs []error
 	switch {
 	case list.CNIVersion == "":
-		errs = append(errs, errors.New(`cniVersion is required, e.g. "1.0.0"`))
+		errs = append(errs, errors.New(`cniVersion is required, for example "1.0.0"`))
 	case !cniVersion.MatchString(list.CNIVersion):
 		errs = append(errs, fmt.Errorf(`cniVersion %q: write a version of the CNI specification that has lists, e.g. "1.0.0"`, list.CNIVersion))
 	}
@@ -90,10 +90,10 @@ func CNIPlugins(conflist []byte) ([]string, error) {
 	case list.Name == "":
 		errs = append(errs, errors.New("name is required"))
 	case !cniName.MatchString(list.Name):
-		errs = append(errs, fmt.Errorf("name %q: write letters and digits, and between them _ . and -", list.Name))
+		errs = append(errs, fmt.Errorf("name %q: use letters, digits, _, . and -, beginning with a letter or digit", list.Name))
 	}
 	if len(list.Plugins) == 0 {
-		errs = append(errs, errors.New("plugins is empty: name at least one, e.g. {\"type\": \"bridge\"}"))
+		errs = append(errs, errors.New("plugins is empty: name at least one, for example {\"type\": \"bridge\"}"))
 	}
 	var out []string
 	program := func(field, name string) {

@@ -406,7 +406,7 @@ func TestOrderRejected(t *testing.T) {
 		"a file":          {"/etc/shadow" + golden, "new.raw.zst", "not a URL", "", "", true},
 		"another scheme":  {"file:///etc/shadow" + golden, "new.raw.zst", "not a URL", "", "", true},
 		"stick":           {Stick + golden, "new.raw.zst", "not a URL", "", "", true},
-		"a login":         {"https://a:b@images.example.com/x" + golden, "new.raw.zst", "has a login", "", "", true},
+		"a login":         {"https://a:b@images.example.com/x" + golden, "new.raw.zst", "contains credentials", "", "", true},
 		"unknown word":    {imageURL + golden + " unsigned", "new.raw.zst", `"unsigned" is unknown`, "", "", true},
 		"long":            {imageURL + strings.Repeat("x", 3000) + golden, "new.raw.zst", "at most 2048", "", "", true},
 		"control":         {"https://\x1b[2J" + golden, "new.raw.zst", "not a URL", "", "", true},

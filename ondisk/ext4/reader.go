@@ -109,14 +109,14 @@ func (s superblock) u32(at int) int64 { return int64(le.Uint32(s[at:])) }
 func (s superblock) supported() error {
 	compat, incompat, ro := s.u32(0x5c), s.u32(0x60), s.u32(0x64)
 	if extra := incompat &^ readIncompat; extra != 0 {
-		return fmt.Errorf("the file system has features that this reader does not know (%#x)", extra)
+		return fmt.Errorf("the file system has features that this program does not support (%#x)", extra)
 	}
 	const need = incompatExtents | incompat64Bit | incompatFileType | incompatCsumSeed
 	if compat&compatJournal == 0 || incompat&need != need || ro&roMetadataCsum == 0 {
 		return errors.New("features of edgebake's file systems are missing: another program made this one")
 	}
 	if s.u32(0x18) != 2 || s.u16(0x58) != inodeSize || s.u16(0xfe) != descSize || s.u32(0x20) != blocksPerGroup || s[0x175] != crc32cChecksum {
-		return errors.New("blocks, groups or inodes have another size than edgebake's: another program made this file system")
+		return errors.New("the sizes of blocks, groups or inodes differ from edgebake's: another program made this file system")
 	}
 	return nil
 }
@@ -661,7 +661,7 @@ func (r *Reader) OpenBlob(name string) (tree.BlobFile, error) {
 	digits, ok := strings.CutPrefix(name, blobPrefix)
 	number, err := strconv.ParseUint(digits, 10, 32)
 	if !ok || err != nil {
-		return nil, fmt.Errorf("opening blob %q: it is not of this file system", name)
+		return nil, fmt.Errorf("opening blob %q: it does not belong to this file system", name)
 	}
 	in, err := r.inode(uint32(number))
 	if err != nil {

@@ -109,7 +109,7 @@ func storedXattr(name, value string) (xattr, error) {
 		}
 		return xattr{p.index, rest, value}, nil
 	}
-	return xattr{}, fmt.Errorf("extended attribute %q: ext4 stores user., trusted., security. and the two system.posix_acl_ ones", name)
+	return xattr{}, fmt.Errorf("extended attribute %q: supported are the prefixes user., trusted. and security., and the two system.posix_acl_* attributes", name)
 }
 
 // rawXattr is the inverse of storedXattr.

@@ -227,7 +227,7 @@ func TestBadInputIsRefusedBeforeWriting(t *testing.T) {
 		want  []string
 	}{
 		"two at once":        {[]tree.Node{link, regular("a:b", nil)}, kinds[0], []string{"link: is neither", `a:b: has the character ':'`}},
-		"case":               {[]tree.Node{regular("Readme", nil), regular("README", nil)}, kinds[0], []string{"same name to FAT"}},
+		"case":               {[]tree.Node{regular("Readme", nil), regular("README", nil)}, kinds[0], []string{"same name as"}},
 		"file and dir":       {[]tree.Node{regular("a", nil), regular("a/b", nil)}, kinds[0], []string{"file and a directory"}},
 		"dot dot":            {[]tree.Node{regular("../a", nil)}, kinds[0], []string{"not a clean relative path"}},
 		"absolute":           {[]tree.Node{regular("/a", nil)}, kinds[0], []string{"not a clean relative path"}},
@@ -438,7 +438,7 @@ func TestLoopsEnd(t *testing.T) {
 	// Now the entry is a directory that contains itself.
 	entry[11] = attrDirectory
 	le.PutUint16(entry[26:], uint16(a.first))
-	if err := r.Walk(func(Entry) error { return nil }); err == nil || !strings.Contains(err.Error(), "inside itself") {
+	if err := r.Walk(func(Entry) error { return nil }); err == nil || !strings.Contains(err.Error(), "contains itself") {
 		t.Errorf("directory: %v", err)
 	}
 }

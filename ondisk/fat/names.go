@@ -24,7 +24,7 @@ func checkName(s string) error {
 	case len(utf16.Encode([]rune(s))) > 255:
 		return fmt.Errorf("has a name longer than 255 characters")
 	case strings.HasSuffix(s, ".") || strings.HasSuffix(s, " "):
-		return fmt.Errorf("has a name that ends with a dot or a blank")
+		return fmt.Errorf("has a name that ends with a dot or a space")
 	}
 	for _, c := range s {
 		if c < ' ' || c == 0x7f || strings.ContainsRune(`"*/:<>?\|`, c) {

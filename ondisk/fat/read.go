@@ -205,6 +205,9 @@ func (r *Reader) follow(first uint32, size int64, fn func(Extent) (bool, error))
 			if size < 0 && steps > 0 && int64(c) >= r.g.clusters+2 {
 				break
 			}
+			if size < 0 {
+				return fmt.Errorf("the chain of clusters has an invalid cluster number %d", c)
+			}
 			return fmt.Errorf("the chain of clusters ends %d bytes early", left)
 		}
 		if c == noted {
@@ -589,7 +592,7 @@ func (r *Reader) Walk(fn func(Entry) error) error {
 		}
 		for _, e := range list {
 			if e.Dir && (depth == maxDepth || seen[e.first]) {
-				return fmt.Errorf("reading directory %s: it is inside itself, or too deep", e.Path)
+				return fmt.Errorf("reading directory %s: it contains itself, or is nested too deep", e.Path)
 			}
 			if err := fn(e); err != nil {
 				return err

@@ -61,7 +61,7 @@ func prepare(nodes []tree.Node, o Options) (*geometry, []*file, uint32, error) {
 	if len(o.Label) > 11 || strings.ContainsFunc(o.Label, func(c rune) bool {
 		return c > 127 || c != ' ' && !strings.ContainsRune(shortChars, c)
 	}) {
-		return nil, nil, 0, fmt.Errorf("the label must have at most 11 characters, capital letters, digits and a few signs")
+		return nil, nil, 0, fmt.Errorf("the label may have at most 11 characters: capital letters, digits, spaces and the signs !#$%%&'()-@^_`{}~")
 	}
 	g, err := layout(o)
 	if err != nil {
@@ -181,7 +181,7 @@ func (d *file) enter(n tree.Node) error {
 	case n.IsDir() && other.dir && other.inode == nil && other.name == name:
 		other.inode = n.Inode // parent added the directory before its node came
 	default:
-		return fmt.Errorf("and %s are the same name to FAT", other.path)
+		return fmt.Errorf("has the same name as %s on FAT, which ignores case", other.path)
 	}
 	return nil
 }

@@ -38,7 +38,7 @@ func free(path string, force bool) error {
 	case st.IsDir():
 		return fmt.Errorf("creating %s: it is a directory", path)
 	case !st.Mode().IsRegular():
-		return fmt.Errorf("creating %s: it is a device; write a file, then copy or flash that", path)
+		return fmt.Errorf("creating %s: it is not a regular file; write to a regular file, then copy or flash that file", path)
 	case !force:
 		return fmt.Errorf("creating %s: %w: choose another name, or --force to replace it", path, fs.ErrExist)
 	}
@@ -253,7 +253,7 @@ func MakeDirectory(dir string) (undo func(), err error) {
 	case err == nil:
 		return undo, nil
 	case errors.Is(err, syscall.ENOTDIR):
-		return nil, fmt.Errorf("making directory %s: a file of that name exists: name another directory", dir)
+		return nil, fmt.Errorf("making directory %s: a file with that name exists: choose another directory", dir)
 	}
 	return nil, fmt.Errorf("making directory %s: %w", dir, explainOpen(err, filepath.Dir(filepath.Clean(dir))))
 }

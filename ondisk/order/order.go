@@ -129,9 +129,9 @@ func CheckImage(text string) error {
 	case err != nil, u.Scheme != "https" && u.Scheme != "http", u.Host == "":
 		return fmt.Errorf("%q is not a URL that begins with https://, http:// or oci://", printable.Short(text, 200))
 	case u.User != nil:
-		return errors.New("the image's URL has a login, and everybody who can read the Node would read it")
+		return errors.New("the image's URL contains credentials, which everyone who can read the Node would see: remove them")
 	case strings.ContainsAny(text, " \t\r\n"):
-		return fmt.Errorf("%q has blanks", printable.Short(text, 200))
+		return fmt.Errorf("%q contains white space", printable.Short(text, 200))
 	}
 	return nil
 }

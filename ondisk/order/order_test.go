@@ -46,7 +46,7 @@ func TestParseRejects(t *testing.T) {
 	for text, want := range map[string][]string{
 		"": {"empty"},
 		"ftp://x/y@sha256:00 max-bytes=-1 limit-rate= again=a/b now": {"URL@sha256:GOLDEN", "begins with https://", "max-bytes", "limit-rate", "again", `"now"`},
-		"https://u:p@x/y@sha256:" + golden:                           {"login"},
+		"https://u:p@x/y@sha256:" + golden:                           {"credentials"},
 		"https:///y@sha256:" + golden:                                {"not a URL"},
 		"oci://r.example.com/e@sha256:" + golden:                     {"has no tag"},
 		"oci://r.example.com/E:1@sha256:" + golden:                   {"not a repository", "oci://REGISTRY/REPOSITORY:TAG"},

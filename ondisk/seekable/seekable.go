@@ -304,7 +304,7 @@ func (z *Reader) readTable(size int64) error {
 	}
 	n, sums := int64(le.Uint32(foot)), foot[4]&hasSums != 0
 	if foot[4]&0x7c != 0 {
-		return newer("the frame table has a format (%#x) that this edgebake does not know", foot[4])
+		return newer("the frame table has a format (%#x) that this edgebake does not support", foot[4])
 	}
 	if !sums {
 		return badFormat("the table has no checksums, so another program made it")
@@ -312,7 +312,7 @@ func (z *Reader) readTable(size int64) error {
 	tableSize := n*entrySize + footerSize
 	at := size - tableSize - 8
 	if at < 0 || n == 0 || n > maxFrames {
-		return badFormat("the table names %d frames, more than the file has or an image can have", n)
+		return badFormat("the table lists %d frames, which is impossible in a file of %d bytes", n, size)
 	}
 	b := make([]byte, 8+n*entrySize)
 	if _, err := z.r.ReadAt(b, at); err != nil {
@@ -330,7 +330,7 @@ func (z *Reader) readTable(size int64) error {
 			return newer("frame %d holds %d bytes, but this edgebake supports at most %d", i, x.Size, FrameSize)
 		}
 		if x.Size == 0 || x.Compressed > int64(RawSize(FrameSize)) {
-			return badFormat("frame %d holds %d bytes in %d", i, x.Size, x.Compressed)
+			return badFormat("frame %d has an invalid size: %d bytes, %d compressed", i, x.Size, x.Compressed)
 		}
 		off += x.Compressed
 		z.size += x.Size

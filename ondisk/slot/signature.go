@@ -50,7 +50,7 @@ func (c *Contents) Verify(keys []string) (time.Time, error) {
 	}
 	var s minisign.Signature
 	if err := s.UnmarshalText(c.Signature); err != nil {
-		return time.Time{}, fmt.Errorf("%s is not a minisign signature: sign it again, and copy that file as it is", ondisk.SlotSignature)
+		return time.Time{}, fmt.Errorf("%s is not a minisign signature: sign the Site again, and copy this file unchanged", ondisk.SlotSignature)
 	}
 	var ids []string
 	tried := false
@@ -70,7 +70,7 @@ func (c *Contents) Verify(keys []string) (time.Time, error) {
 	}
 	switch {
 	case tried:
-		return time.Time{}, fmt.Errorf("the signature by key %X does not match: a file was changed, added or left out since, or another key has the same ID: sign it again, and copy all written files to an empty stick", s.KeyID)
+		return time.Time{}, fmt.Errorf("the signature by key %X does not match: a file was changed, added or removed after signing, or another key has the same ID: sign it again, and copy all written files to an empty stick", s.KeyID)
 	case len(ids) == 0:
 		return time.Time{}, fmt.Errorf("signed by key %X, but the Image names no key (sites.keys)", s.KeyID)
 	}

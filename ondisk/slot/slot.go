@@ -174,7 +174,7 @@ func (c *Contents) checkFiles() error {
 	}
 	// If the largest file alone is too large, the error is already in errs.
 	if total, largest := c.sizes(); total > maxFiles && int64(len(c.Files[largest])) <= SizeLimit(largest) {
-		errs = append(errs, fmt.Errorf("the Site's files have %s, a slot has room for %s: move large contents from %s to the Image (files, overlays)",
+		errs = append(errs, fmt.Errorf("the Site's files have %s in total, but a slot has room for %s: move large contents from %s to the Image (files, overlays)",
 			bytesize.MiB(int64(total)), bytesize.MiB(maxFiles), largest))
 	}
 	return errors.Join(errs...)
@@ -298,7 +298,7 @@ func pad(b []byte, room int) ([]byte, error) {
 
 const (
 	stampAgain   = "stamp the image again"
-	removeStrays = "remove the files that do not belong there"
+	removeStrays = "remove the files that do not belong in a slot"
 )
 
 // fixError is a problem of a slot together with its fix.
@@ -590,7 +590,7 @@ func (in *reader) checkSize(e fat.Entry, limit int64) error {
 // read reads one of the Site's files.
 func (in *reader) read(e fat.Entry, limit int64) ([]byte, error) {
 	if in.total += e.Size; in.total > maxFiles && e.Size <= limit {
-		return nil, &fixError{fmt.Errorf("reading %s: the files of a slot have more than %s", e.Path, bytesize.MiB(maxFiles)), removeStrays}
+		return nil, &fixError{fmt.Errorf("reading %s: the files of a slot have more than %s in total", e.Path, bytesize.MiB(maxFiles)), removeStrays}
 	}
 	if in.checkOnly {
 		return nil, in.fat.Follow(e)
@@ -627,7 +627,7 @@ func tooManyEntries(d fat.Entry) error {
 	if at == "." {
 		at = "the top directory"
 	}
-	return &fixError{fmt.Errorf("reading %s: there are more than %d files", at, maxEntries), removeStrays}
+	return &fixError{fmt.Errorf("reading %s: there are more than %d files and directories in total", at, maxEntries), removeStrays}
 }
 
 // dir reads all files of a directory. It skips those that operating systems create, unless
@@ -666,7 +666,7 @@ func (in *reader) info(e fat.Entry) (info ondisk.SlotInfo, err error) {
 		return info, &fixError{fmt.Errorf("reading %s: %w; only edgebake should write it", e.Path, err), stampAgain}
 	}
 	if info.Version != ondisk.SlotInfoVersion {
-		return info, &fixError{fmt.Errorf("reading %s: its version is %d, but this program knows only %d", e.Path, info.Version, ondisk.SlotInfoVersion), "use the edgebake that made the image"}
+		return info, &fixError{fmt.Errorf("reading %s: its version is %d, but this program supports only version %d", e.Path, info.Version, ondisk.SlotInfoVersion), "use the edgebake that made the image"}
 	}
 	return info, nil
 }
@@ -789,7 +789,7 @@ func writeReport(f Device, r Report) error {
 		return err
 	}
 	fsys := in.fat
-	const more = "\n[cut: more in firstboot status]\n"
+	const more = "\n[truncated: run firstboot status for the rest]\n"
 	var errs []error
 	wrote := false
 	for _, part := range []struct {

@@ -320,7 +320,7 @@ func TestWhatLaptopsDo(t *testing.T) {
 		}
 	})
 	t.Run("a broken edgebake.json", func(t *testing.T) {
-		for content, want := range map[string]string{"{": "stamp the image again", `{"version":7}`: "knows only 1"} {
+		for content, want := range map[string]string{"{": "stamp the image again", `{"version":7}`: "supports only version 1"} {
 			l := newLaptop(t, mustMake(t, sample()))
 			l.put("edgebake.json", content)
 			if _, err := l.read(); err == nil || !strings.Contains(err.Error(), want) {
@@ -501,7 +501,7 @@ func TestReportInPlace(t *testing.T) {
 		t.Error(err)
 	}
 	got, err = Read(bytes.NewReader(d.durable))
-	if err != nil || !strings.HasSuffix(string(got.Report.Text), "firstboot status]\n") || string(got.Report.JSON) != "{}\n" {
+	if err != nil || !strings.HasSuffix(string(got.Report.Text), "run firstboot status for the rest]\n") || string(got.Report.JSON) != "{}\n" {
 		t.Errorf("%d bytes, %q, %v", len(got.Report.Text), got.Report.JSON, err)
 	}
 	if !json.Valid(got.Report.JSON) {
@@ -755,7 +755,7 @@ func TestExplain(t *testing.T) {
 		problem, fix string
 	}{
 		"blank":   {make([]byte, ondisk.SlotSize), "", "reading the slot: the slot is blank", "stamp the image again"},
-		"newer":   {mustMake(t, sample()), `{"version":7}`, "reading the slot: reading edgebake.json: its version is 7, but this program knows only 1", "use the edgebake that made the image"},
+		"newer":   {mustMake(t, sample()), `{"version":7}`, "reading the slot: reading edgebake.json: its version is 7, but this program supports only version 1", "use the edgebake that made the image"},
 		"broken":  {mustMake(t, sample()), "{", "reading the slot: reading edgebake.json: ", "stamp the image again"},
 		"damaged": {bytes.Repeat([]byte("junk"), ondisk.SlotSize/4), "", "reading the slot: ", "stamp the image again"},
 	} {

@@ -53,7 +53,7 @@ type pages struct {
 // readDatabase reads and checks a whole database.
 func readDatabase(file io.ReaderAt, size int64) (*bucket, error) {
 	if size > maxDatabase {
-		return nil, fmt.Errorf("the database has %d bytes, more than the %d that are possible", size, maxDatabase)
+		return nil, fmt.Errorf("the database has %d bytes, at most %d are supported", size, maxDatabase)
 	}
 	p := &pages{file: file, size: size, seen: map[uint64]bool{0: true, 1: true}}
 	meta, err := p.meta()

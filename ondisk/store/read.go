@@ -210,7 +210,7 @@ func (s *State) readMeta(db *bucket) error {
 		return err
 	}
 	if s.Schema < 1 || s.Schema > NewestSchema {
-		return fmt.Errorf("the schema is version %d, but this program knows only 1 to %d; a newer edgebake may know it", s.Schema, NewestSchema)
+		return fmt.Errorf("the schema is version %d, but this program supports only 1 to %d: use a newer edgebake", s.Schema, NewestSchema)
 	}
 	err = db.find("v1", Namespace, "images").each(func(name string, b *bucket) error {
 		i := Image{Name: name}

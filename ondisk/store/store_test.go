@@ -147,7 +147,7 @@ func TestReadFindsDamage(t *testing.T) {
 		"unknown schema": {true, func(tx *bolt.Tx) error {
 			f := signed("version", 9)
 			return tx.Bucket([]byte("v1")).Put([]byte(f.key), f.value)
-		}, "version 9, but this program knows only 1 to 4"},
+		}, "version 9, but this program supports only 1 to 4"},
 		"no schema": {true, func(tx *bolt.Tx) error { return tx.DeleteBucket([]byte("v1")) }, "not a database of containerd"},
 		"no target": {true, func(tx *bolt.Tx) error {
 			return at("v1", Namespace, "images", "example.org/a:1")(tx).DeleteBucket([]byte("target"))

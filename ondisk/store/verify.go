@@ -287,7 +287,7 @@ func (v *verifier) manifest(target *Blob) (*Blob, *manifest, error) {
 	// If no entry names a platform, containerd considers only the first one.
 	named := func(d ocispec.Descriptor) bool { return d.Platform != nil }
 	if first := doc.Manifests[0].Digest.String(); !slices.ContainsFunc(doc.Manifests, named) && first != digest {
-		return nil, nil, fmt.Errorf("containerd would look at the first entry of the index %s, %s, which is not the manifest %s", target.Digest, first, digest)
+		return nil, nil, fmt.Errorf("containerd would use the first entry of the index %s, %s, which is not the manifest %s", target.Digest, first, digest)
 	}
 	return blob, doc, v.json(digest, doc)
 }

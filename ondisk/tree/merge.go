@@ -124,7 +124,7 @@ func (m *merger) add(l Layer) {
 		if other, ok := seen[where]; ok {
 			if old := m.nodes[where]; !n.IsDir() || !old.IsDir() {
 				if other == n.Path {
-					m.errorf(n.Layer, n.Path, "is twice in this layer")
+					m.errorf(n.Layer, n.Path, "occurs twice in this layer")
 				} else {
 					m.errorf(n.Layer, n.Path, "is the same file as %s of this layer, through a symbolic link; keep one of them", other)
 				}

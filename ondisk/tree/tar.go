@@ -52,7 +52,7 @@ func fromTar(r io.ReaderAt, size int64, blob, layer string, limit int) ([]Node, 
 			cut := errors.Is(err, io.ErrUnexpectedEOF)
 			switch {
 			case x.name == "" && (cut || errors.Is(err, tar.ErrHeader)):
-				x.errorf("not a tar archive (%d bytes): make one with tar -C FOLDER -cf FILE .", size)
+				x.errorf("not a tar archive (%d bytes): make one with tar -C DIR -cf FILE .", size)
 			case cut:
 				x.errorf("the tar is cut short after %s (%d bytes); fetch it again", x.name, size)
 			default:
@@ -84,7 +84,7 @@ func fromTar(r io.ReaderAt, size int64, blob, layer string, limit int) ([]Node, 
 	case size == 0:
 		x.errorf("not a tar archive, it is empty: fetch it again")
 	case end+512 > size:
-		x.errorf("the tar is cut short after %s: its end mark is missing; fetch it again", x.last())
+		x.errorf("the tar is cut short after %s: its end-of-archive marker is missing; fetch it again", x.last())
 	}
 	if len(x.errs) > 0 {
 		return nil, joinErrors(x.errs)
@@ -415,7 +415,7 @@ func (c Content) reader(open map[string]BlobFile, blobs Blobs) (io.Reader, error
 // ReadContent returns the content of a regular file of at most limit bytes.
 func ReadContent(c Content, blobs Blobs, limit int64) ([]byte, error) {
 	if c.Size > limit {
-		return nil, fmt.Errorf("%d bytes are more than the %d expected", c.Size, limit)
+		return nil, fmt.Errorf("it has %d bytes, at most %d are allowed", c.Size, limit)
 	}
 	open := map[string]BlobFile{}
 	defer func() {

@@ -88,7 +88,7 @@ func TestMerge(t *testing.T) {
 				"layer o: etc/gone.not: is a directory here and a file in layer base", "etc/motd2/x: is below etc/motd2, a symbolic link of the same layer",
 				"usr/lib/old: layer base already has it", "a/x: symbolic links loop at", "etc/motd/x: is below etc/motd, which is a file (of layer base)",
 				`"../x": path leads out of the tree`, `"/x": absolute path`, `"x//y": not a clean path`, "an entry without a name",
-				"dup: is twice in this layer", "usr/lib/two: is the same file as lib/two of this layer", "name longer than 255 bytes",
+				"dup: occurs twice in this layer", "usr/lib/two: is the same file as lib/two of this layer", "name longer than 255 bytes",
 			}},
 		{name: "root is no directory", layer: Layer{Name: "o", Nodes: []Node{file(".", "")}}, err: []string{"the root must be a directory"}},
 		{name: "bad remove", layer: Layer{Name: "o", Remove: []string{"../x", "."}}, err: []string{`removing "../x"`, `removing "."`}},

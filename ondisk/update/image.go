@@ -80,7 +80,7 @@ func (i *Image) Decode() error {
 	for _, p := range x.Parts {
 		for k, c := range p.Chunks {
 			if f := p.Frame + k; f >= i.table.Frames() || i.table.Entry(f).Size != c.Size {
-				return fmt.Errorf("chunk %d of partition %s is not frame %d of the image: it is damaged, copy or build it again", k, p.Label, f)
+				return fmt.Errorf("chunk %d of partition %s does not match frame %d: the image is damaged; copy or build it again", k, p.Label, f)
 			}
 		}
 	}
@@ -113,7 +113,7 @@ func (t *tail) load(from int64) error {
 		return nil
 	}
 	if t.size-from > chunk.MaxIndex {
-		return fmt.Errorf("the end of the image that describes it has %d bytes, at most %d are accepted", t.size-from, chunk.MaxIndex)
+		return fmt.Errorf("the index and frame table at the end of the image have %d bytes, at most %d are accepted", t.size-from, chunk.MaxIndex)
 	}
 	b := make([]byte, t.from-from)
 	t.requests++
