@@ -173,6 +173,7 @@ func (n *node) env(ctx context.Context) *machine.Env {
 		return b
 	}
 	e.Sessions = new(kubeapi.Sessions)
+	e.ProbeTimeout = 0 // the real default
 	toKubelet, toOthers := e.Dial, n.dialFor("first boot")
 	e.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		if addr == "127.0.0.1:10248" {
