@@ -287,8 +287,8 @@ type ImageStore struct {
 	KeepLayers bool `yaml:"keepLayers,omitempty" json:"keepLayers,omitempty"`
 	// MaxLayerSize is the maximum uncompressed size of a layer, e.g. 20Gi;
 	// default 8Gi. All layers of one image together may have four times that
-	// size. The sparse files of all images together may have an
-	// eighth of maxLayerSize.
+	// size. The sparse files of all images together may have an eighth of
+	// maxLayerSize.
 	MaxLayerSize string `yaml:"maxLayerSize,omitempty" json:"maxLayerSize,omitempty" check:"size"`
 	// MaxFiles is the maximum number of files and directories in all images
 	// together; default 2000000.
@@ -386,9 +386,9 @@ type Disk struct {
 	Sector int `yaml:"sector,omitempty" json:"sector,omitempty" jsonschema:"enum=512,enum=4096"`
 }
 
-// Agents are edgebake's own programs in the image. Without a path, a program comes from
-// edgebake's package, from the source tree around the current directory, or from the
-// directory of the edgebake program. If it is in none of them, it is compiled from edgebake's Go module.
+// Agents are edgebake's own programs in the image. Without a path, a program comes from edgebake's
+// package, from the source tree around the current directory, or from the directory of the edgebake
+// program. If it is in none of them, it is compiled from edgebake's Go module.
 type Agents struct {
 	// Firstboot is the path of the firstboot program.
 	Firstboot string `yaml:"firstboot,omitempty" json:"firstboot,omitempty" path:"agent"`

@@ -170,8 +170,21 @@ func fromConfig(doc ondisk.IPVS) ([]Server, error) {
 	return servers, nil
 }
 
+// FieldError is a problem of one field of a virtual server.
+type FieldError struct {
+	Field string // as in ipvs.json, e.g. masters[1]
+	Err   error
+}
+
+func (e *FieldError) Error() string { return e.Field + ": " + e.Err.Error() }
+func (e *FieldError) Unwrap() error { return e.Err }
+
+func wrongField(field, format string, args ...any) error {
+	return &FieldError{field, fmt.Errorf(format, args...)}
+}
+
 // FromVirtual validates one virtual server of ipvs.json and sets defaults. The
-// error contains all problems, one per line, each with its field.
+// error joins all problems, each of which is a FieldError.
 func FromVirtual(v ondisk.IPVSVirtual) (Server, error) {
 	s := Server{
 		Host: v.Host, Scheduler: v.Scheduler, Rise: v.Rise, Fall: v.Fall, Learn: v.LearnMasters,
@@ -181,7 +194,7 @@ func FromVirtual(v ondisk.IPVSVirtual) (Server, error) {
 	if j := v.Joined; j != nil {
 		s.Joined = Joined(*j)
 		if j.ClusterInfo == "" || j.NodeUID == "" || j.Node == "" || strings.ContainsAny(j.Node, "/?#% \t\r\n") {
-			errs = append(errs, errors.New("joined: must have clusterInfo, node and nodeUID: let first boot write it, or leave it out"))
+			errs = append(errs, wrongField("joined", "must have clusterInfo, node and nodeUID: let first boot write it, or leave it out"))
 		}
 	}
 	switch v.Profile {
@@ -190,10 +203,10 @@ func FromVirtual(v ondisk.IPVSVirtual) (Server, error) {
 	case "metered":
 		s.Profile = Metered()
 	default:
-		errs = append(errs, fmt.Errorf("profile: unknown profile %q: want lan or metered", v.Profile))
+		errs = append(errs, wrongField("profile", "unknown profile %q: want lan or metered", v.Profile))
 	}
 	if v.SpreadSeconds < 0 || v.SpreadSeconds > 600 {
-		errs = append(errs, fmt.Errorf("spreadSeconds: must be between 0 and 600: %d", v.SpreadSeconds))
+		errs = append(errs, wrongField("spreadSeconds", "must be between 0 and 600: %d", v.SpreadSeconds))
 	}
 	s.BootSpread = max(time.Duration(v.SpreadSeconds)*time.Second, ondisk.BootSpread)
 	s.Profile.Spread = max(s.Profile.Spread, s.BootSpread)
@@ -213,7 +226,7 @@ func (s *Server) fill(vip string, masters []string) error {
 	var errs []error
 	addr, err := parseVIP(vip)
 	if err != nil {
-		errs = append(errs, fmt.Errorf("vip: %w", err))
+		errs = append(errs, wrongField("vip", "%w", err))
 	}
 	s.VIP = addr
 	s.Masters, err = parseMasters(s.VIP, masters)
@@ -224,16 +237,16 @@ func (s *Server) fill(vip string, masters []string) error {
 		s.Scheduler = DefaultScheduler
 	}
 	if !slices.Contains(Schedulers(), s.Scheduler) {
-		errs = append(errs, fmt.Errorf("scheduler: unknown scheduler %q: want one of %s", s.Scheduler, strings.Join(Schedulers(), ", ")))
+		errs = append(errs, wrongField("scheduler", "unknown scheduler %q: want one of %s", s.Scheduler, strings.Join(Schedulers(), ", ")))
 	}
 	if strings.ContainsAny(s.Host, " \t\r\n#:/") {
-		errs = append(errs, fmt.Errorf("host: invalid domain name %q", s.Host))
+		errs = append(errs, wrongField("host", "invalid domain name %q", s.Host))
 	}
 	if s.Probe.Path == "" {
 		s.Probe.Path = DefaultPath
 	}
 	if !strings.HasPrefix(s.Probe.Path, "/") || strings.ContainsAny(s.Probe.Path, " \r\n") {
-		errs = append(errs, fmt.Errorf("probePath: must begin with / and contain no space: %q", s.Probe.Path))
+		errs = append(errs, wrongField("probePath", "must begin with / and contain no space: %q", s.Probe.Path))
 	}
 	if s.Probe.Method == "" {
 		s.Probe.Method = "GET"
@@ -246,7 +259,7 @@ func (s *Server) fill(vip string, masters []string) error {
 			*n.value = 2
 		}
 		if *n.value < 1 || *n.value > 100 {
-			errs = append(errs, fmt.Errorf("%s: must be between 1 and 100: %d", n.name, *n.value))
+			errs = append(errs, wrongField(n.name, "must be between 1 and 100: %d", *n.value))
 		}
 	}
 	return errors.Join(errs...)
@@ -275,14 +288,14 @@ func parseVIP(s string) (netip.AddrPort, error) {
 // parseMasters parses and checks the API servers of a virtual server.
 func parseMasters(vip netip.AddrPort, list []string) ([]Master, error) {
 	if len(list) == 0 {
-		return nil, errors.New("masters: must not be empty: name at least one API server as host:port")
+		return nil, wrongField("masters", "must not be empty: name at least one API server as host:port")
 	}
 	var masters []Master
 	var errs []error
-	seen := make(map[Master]int)
+	seen := make(map[Master]string) // as it was written
 	for i, text := range list {
 		bad := func(format string, args ...any) {
-			errs = append(errs, fmt.Errorf("masters[%d]: "+format, append([]any{i}, args...)...))
+			errs = append(errs, wrongField(fmt.Sprintf("masters[%d]", i), format, args...))
 		}
 		host, port, err := net.SplitHostPort(text)
 		if err != nil || port == "" {
@@ -312,11 +325,11 @@ func parseMasters(vip netip.AddrPort, list []string) ([]Master, error) {
 			bad("invalid host %.100q: write an address or a DNS name", host)
 			continue
 		}
-		if j, dup := seen[m]; dup {
-			bad("%s is the same as masters[%d]", text, j)
+		if before, dup := seen[m]; dup {
+			bad("%s is already listed, as %s", text, before)
 			continue
 		}
-		seen[m] = i
+		seen[m] = text
 		masters = append(masters, m)
 	}
 	if len(errs) > 0 {

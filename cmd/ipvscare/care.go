@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/edgebake/edgebake/configs/joined"
 	"github.com/edgebake/edgebake/ipvs"
 	"github.com/edgebake/edgebake/ipvs/kernel"
 	"github.com/edgebake/edgebake/ondisk"
@@ -152,24 +153,17 @@ func (c *careFlags) server(changed func(string) bool) (ipvs.Server, error) {
 	return s, nil
 }
 
-// byFlag replaces the names of fields in the error of ipvs.FromVirtual, which has one line for each
-// problem, with those of the flags.
+// byFlag names the flags instead of the fields in the errors of ipvs.FromVirtual.
 func byFlag(err error) error {
 	flags := map[string]string{"vip": "vs", "masters": "rs", "scheduler": "scheduler", "host": "host", "probePath": "health-path", "profile": "profile"}
-	var errs []error
-	for line := range strings.SplitSeq(err.Error(), "\n") {
-		field, problem, _ := strings.Cut(line, ": ")
-		field, _, _ = strings.Cut(field, "[")
-		if flag := flags[field]; flag != "" {
-			if before, after, other := strings.Cut(problem, "masters["); other {
-				_, after, _ = strings.Cut(after, "]")
-				problem = before + "another --rs" + after
-			}
-			line = "--" + flag + ": " + problem
+	return joined.Each(err, func(err error) error {
+		var wrong *ipvs.FieldError
+		if !errors.As(err, &wrong) {
+			return err
 		}
-		errs = append(errs, errors.New(line))
-	}
-	return errors.Join(errs...)
+		field, _, _ := strings.Cut(wrong.Field, "[")
+		return fmt.Errorf("--%s: %w", flags[field], wrong.Err)
+	})
 }
 
 func careCommand(stderr io.Writer) *command {

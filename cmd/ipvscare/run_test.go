@@ -221,7 +221,7 @@ problem: x: y
 func TestCleanWithoutAConfiguration(t *testing.T) {
 	for text, said := range map[string]string{
 		"": "EOF", "{}": "unsupported version 0",
-		`{"version":1,"servers":[{"vip":"10.103.97.2:6443","masters":["192.0.2.11:6443","192.0.2.11:6443"]}]}`: "is the same as masters[0]",
+		`{"version":1,"servers":[{"vip":"10.103.97.2:6443","masters":["192.0.2.11:6443","192.0.2.11:6443"]}]}`: "is already listed, as 192.0.2.11:6443",
 		"-": "", // no configuration file
 		`{"version":1,"servers":[{"vip":"10.103.97.2:6443","masters":["192.0.2.11:6443"]}]}`: "",
 	} {

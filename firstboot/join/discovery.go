@@ -156,8 +156,8 @@ func FindCluster(ctx context.Context, e *machine.Env, d kubeapi.Discovery) (*kub
 	return found, nil
 }
 
-// tokenIsRefused reports whether all API servers that answer reject the token, at least one of
-// them for another reason than that it is starting. waited means that all of them have had time to start.
+// tokenIsRefused reports whether all API servers that answer reject the token, at least one of them
+// for another reason than that it is starting. waited means that all of them have had time to start.
 func tokenIsRefused(err error, waited bool) bool {
 	forGood := false
 	for _, err := range joined.Errors(err) {

@@ -177,7 +177,10 @@ func (u *updateFlags) checkOrder(a []string) error {
 		}
 	}
 	readable := func(flag, name string) {
-		if _, err := os.Stat(name); name != "" && err != nil {
+		if name == "" {
+			return
+		}
+		if _, err := os.Stat(name); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", flag, err))
 		}
 	}
