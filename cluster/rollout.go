@@ -17,6 +17,7 @@ import (
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/forms"
+	"github.com/edgebake/edgebake/configs/printable"
 	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/order"
@@ -43,6 +44,26 @@ type rolloutMark struct {
 	Reason   string `json:"reason,omitempty"`
 	// Try counts how often the order was given again after a failure.
 	Try int `json:"try,omitempty"`
+	// Drains counts how often the Node was cordoned in this try.
+	Drains int `json:"drains,omitempty"`
+}
+
+// maxDrains limits how often a node is drained without restarting. Otherwise a Node whose
+// annotations change all the time, for example a halt, could have other nodes drained without end.
+const maxDrains = 10
+
+// parseMark parses a mark. It is untrusted, because a machine may change its own Node. A mark that
+// cannot be read, or has no valid golden digest, counts as none.
+func parseMark(text string) rolloutMark {
+	var m rolloutMark
+	if json.Unmarshal([]byte(text), &m) != nil || order.CheckGolden(m.Golden) != nil {
+		return rolloutMark{}
+	}
+	if m.Result != UpdateDone && m.Result != UpdateFailed {
+		m.Result = ""
+	}
+	m.Reason = printable.Short(m.Reason, order.MaxReason)
+	return m
 }
 
 // resumed returns the mark of a Node after a pause that ends now. The time limits begin again.
@@ -88,7 +109,8 @@ type updateNode struct {
 	labels                 map[string]string
 	ready, unschedulable   bool
 	since                  time.Time // of the present value of ready
-	order, halt            string
+	order                  string
+	halt                   string // haltPaused, haltStopped or ""
 	answer                 order.Answer
 	mark                   rolloutMark
 	controlPlane, answered bool
@@ -100,17 +122,19 @@ type updateNode struct {
 func updateNodeOf(u *unstructured.Unstructured) *updateNode {
 	a := u.GetAnnotations()
 	n := &updateNode{name: u.GetName(), version: u.GetResourceVersion(), labels: u.GetLabels(), order: a[order.AnnotationOrder],
-		halt: a[order.AnnotationHalt], answer: order.ParseAnswer(a[order.AnnotationAnswer])}
+		answer: order.ParseAnswer(a[order.AnnotationAnswer]), mark: parseMark(a[annotationRollout])}
 	state := nodeState(u)
 	n.ready, n.since = state.State == Ready, state.Since
-	if _, halted := a[order.AnnotationHalt]; halted && n.halt == "" {
+	switch halt, halted := a[order.AnnotationHalt]; {
+	case halted && (halt == "" || halt == haltStopped):
 		n.halt = haltStopped
+	case halted:
+		n.halt = haltPaused
 	}
 	n.kubelet, _, _ = unstructured.NestedString(u.Object, "status", "nodeInfo", "kubeletVersion")
 	n.unschedulable, _, _ = unstructured.NestedBool(u.Object, "spec", "unschedulable")
 	_, n.controlPlane = n.labels[kubeapi.ControlPlaneLabel]
 	n.answered = n.answer.Plan != ""
-	_ = json.Unmarshal([]byte(a[annotationRollout]), &n.mark) // a mark that cannot be read counts as none
 	return n
 }
 
@@ -212,6 +236,10 @@ type Rollout struct {
 	Retry bool
 	// Tick is the interval between checks of the times; 0: rolloutTick.
 	Tick time.Duration
+	// spent is set once the budget was used up in this run, even if a failed node runs the image
+	// later: otherwise a node that reports failures and successes in turn could have other nodes
+	// drained and withdrawn without end.
+	spent bool
 }
 
 func (r *Rollout) tick() time.Duration { return cmp.Or(r.Tick, rolloutTick) }
@@ -353,14 +381,13 @@ func (r *Rollout) checkStart(all []*updateNode, server string) error {
 		bad("the image has Kubernetes %s, but these control-plane nodes have another minor version: %s: control-plane nodes accept only patch releases; %s", r.Info.Kubernetes, l, r.exclude("!"+kubeapi.ControlPlaneLabel))
 	}
 	var higher []string
-	highest := 0
 	for _, n := range nodes {
 		if serial := n.answer.Serial; n.answered && serial > r.Info.UpdateSerial {
-			higher, highest = append(higher, fmt.Sprintf("%s (%d)", n.name, serial)), max(highest, serial)
+			higher = append(higher, fmt.Sprintf("%s (%d)", n.name, serial))
 		}
 	}
 	if len(higher) > 0 {
-		bad("the image has serial %d, but these nodes run an image with a higher serial: %s: build the image with updates.serial: %d or higher", r.Info.UpdateSerial, firstNames(higher), highest)
+		bad("the image has serial %d, but these nodes report an image with a higher serial: %s: build the image with a higher updates.serial; if a node reports a serial that was never built, leave it out with the selectors", r.Info.UpdateSerial, firstNames(higher))
 	}
 	if len(nodes) > 0 && names(func(n *updateNode) bool { return n.answered }) == "" {
 		bad("none of the %s has announced yet that it accepts orders (annotation %s): a node does so within 15 minutes after it starts, if its image supports orders", configs.Count(len(nodes), "node"), order.AnnotationAnswer)
@@ -478,6 +505,7 @@ type rolloutPlan struct {
 	// halted is the value of order.AnnotationHalt if any node has one.
 	halted string
 	budget int
+	spent  bool // the budget is used up, now or earlier in this run
 }
 
 // haltOf returns the value of order.AnnotationHalt that any node has; haltStopped takes precedence.
@@ -510,7 +538,8 @@ func (r *Rollout) plan(all []*updateNode, now time.Time) rolloutPlan {
 	parallel := r.Parallel.of(len(nodes))
 	p.budget = r.Budget.of(len(nodes))
 	count := r.count(&p, nodes, now)
-	spent := count.failed >= p.budget || count.controlPlaneFailed
+	spent := r.spent || count.failed >= p.budget || count.controlPlaneFailed
+	p.spent = spent
 	free := p.halted == "" && !spent && r.Window.Open(now)
 	switch {
 	case p.halted != "":
@@ -613,6 +642,9 @@ func (r *Rollout) next(n *updateNode, now time.Time, l limits) rolloutAct {
 		return failed("%s", strings.TrimSuffix(fmt.Sprintf("it was not ready to restart after %s: %s", r.Fetch, n.answer.Reason), ": "))
 	}
 	state := r.state(n)
+	if r.ours(n) && n.mark.corrected(now) != n.mark {
+		return act(actCorrect)
+	}
 
 	switch state { // without an order
 	case UpdatePending:
@@ -653,6 +685,8 @@ func (r *Rollout) next(n *updateNode, now time.Time, l limits) rolloutAct {
 		switch {
 		case !n.ready && late(n.mark.Given, r.Fetch) && late(n.since, r.Fetch): // some machines are off at night
 			return tooLong()
+		case n.mark.Drains >= maxDrains:
+			return failed("it was drained %d times, and each time the updates were halted or the window closed before it restarted", n.mark.Drains)
 		case l.spent:
 			return act(actWithdraw)
 		case n.order == "" && l.free:
@@ -680,8 +714,8 @@ func (r *Rollout) next(n *updateNode, now time.Time, l limits) rolloutAct {
 		switch {
 		case r.answers(n, order.StateWithdrawn): // updates were halted before it restarted
 			return act(actWithdraw)
-		case r.outsideWindow(n): // the window closed before it read the order: put it on hold again
-			return act(actGive)
+		case r.outsideWindow(n), !l.free && r.answers(n, order.StateHeld):
+			return act(actGive) // the window closed before it read the order: put the order on hold again
 		case late(n.mark.Released, r.Restart):
 			return failed("it does not run the new system, or is not Ready, after %s", r.Restart)
 		}
@@ -703,8 +737,8 @@ func (r *Rollout) ring(rings [][]*updateNode, now time.Time) (ring []*updateNode
 				return nodes, "", ""
 			case UpdateDone:
 				done++
-				if r.ours(n) && n.mark.Ended.After(last) {
-					last = n.mark.Ended
+				if ended := n.mark.corrected(now).Ended; r.ours(n) && ended.After(last) {
+					last = ended
 				}
 				if !n.ready {
 					unready = append(unready, n.name)
@@ -731,8 +765,6 @@ func (r *Rollout) ring(rings [][]*updateNode, now time.Time) (ring []*updateNode
 // atBegin returns the action that a Node needs when the command starts; "" for none.
 func (r *Rollout) atBegin(n *updateNode, now time.Time) rolloutAction {
 	switch {
-	case r.ours(n) && n.mark.corrected(now) != n.mark:
-		return actCorrect
 	case r.state(n) == UpdateDraining && now.Sub(n.mark.Drain) > r.Drain:
 		return actUndrain // an earlier run was killed: nothing has drained this node since
 	case r.replaced(n), r.Retry && r.state(n) == UpdateFailed && !r.runs(n):
@@ -767,7 +799,7 @@ func (r *Rollout) patchOf(a rolloutAct, now time.Time) map[string]any {
 		m.Given, m.Drain, m.Released = now, time.Time{}, time.Time{}
 		annotations[order.AnnotationOrder] = r.orderOf(m, true).String()
 	case actDrain:
-		m.Drain, m.Cordoned = now, !n.unschedulable
+		m.Drain, m.Cordoned, m.Drains = now, !n.unschedulable, m.Drains+1
 		spec["unschedulable"] = true
 	case actRelease:
 		m.Released = now

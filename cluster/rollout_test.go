@@ -689,6 +689,190 @@ func TestRolloutsAtOnce(t *testing.T) {
 	}
 }
 
+// restless makes a Node change before each patch of it, so that each patch has a conflict.
+func (f *fleet) restless(name string) {
+	var changes int
+	f.Before = func(req *http.Request) int {
+		if req.Method == http.MethodPatch && strings.HasSuffix(req.URL.Path, "/nodes/"+name) {
+			changes++
+			f.Annotate(name, fleettest.Object{"example.com/changes": fmt.Sprint(changes)})
+		}
+		return 0
+	}
+}
+
+// TestRolloutRestlessNode checks that a Node that changes all the time, which its machine can do,
+// delays no other node, and that the updates of all others can be stopped.
+func TestRolloutRestlessNode(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.add(fleettest.Works, nil, "a-0", "a-1", "a-2", "a-3")
+	f.restless("a-0")
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() {
+		ended <- f.update(ctx, rollout(func(r *Rollout) { r.Parallel, r.Budget = share("4"), share("2") }))
+	}()
+	for len(f.updated()) < 3 && ctx.Err() == nil {
+		time.Sleep(time.Millisecond)
+	}
+	if got := strings.Join(f.updated(), " "); got != "a-1 a-2 a-3" {
+		t.Errorf("updated: %q", got)
+	}
+	n, err := f.client.HaltUpdates(ctx, true)
+	if n != 3 || err == nil || !strings.Contains(err.Error(), "changing node a-0") {
+		t.Errorf("%d nodes were halted, %v", n, err)
+	}
+	if err := <-ended; !errors.Is(err, ErrHalted) {
+		t.Error(err)
+	}
+}
+
+// TestRolloutChangingHalt checks that a Node that is halted and resumed in turn does not have other
+// nodes drained without end.
+func TestRolloutChangingHalt(t *testing.T) {
+	t.Parallel()
+	f, r := newStill(t), rollout(nil)
+	f.add(fleettest.Works, nil, "a-1", "bad")
+	f.mark(r, "a-1", order.StateHeld, rolloutMark{Given: time.Now()})
+	drains := 0
+	for i := range 10 * maxDrains {
+		f.Annotate("bad", fleettest.Object{order.AnnotationHalt: []any{haltPaused, nil}[i%2]})
+		all, err := f.client.updateNodes(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, a := range r.plan(all, time.Now()).acts {
+			if a.what == actDrain {
+				drains++
+			}
+			if a.what != actEvict { // its pods stay
+				f.Change(a.node.name, r.patchOf(a, time.Now()))
+			}
+		}
+	}
+	if m := parseMark(f.Annotation("a-1", annotationRollout)); drains != maxDrains || m.Result != UpdateFailed || !strings.Contains(m.Reason, "was drained 10 times") {
+		t.Errorf("drained %d times: %+v", drains, m)
+	}
+	if f.Cordoned("a-1") {
+		t.Error("a-1 is still cordoned")
+	}
+}
+
+// TestRolloutSpentStays checks that a rollout whose budget was used up does not go on when the failed
+// node reports success, and says so.
+func TestRolloutSpentStays(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.add(fleettest.Works, nil, "a-1", "a-2", "bad")
+	r := rollout(nil)
+	f.mark(r, "a-1", order.StateRestarting, rolloutMark{Given: time.Now(), Released: time.Now()})
+	f.mark(r, "bad", order.StateFailed, rolloutMark{Given: time.Now(), Ended: time.Now(), Result: UpdateFailed})
+	f.mu.Lock()
+	delete(f.machines, "a-1")
+	f.mu.Unlock()
+	ended := make(chan error, 1)
+	go func() { ended <- f.update(t.Context(), r) }()
+	time.Sleep(100 * time.Millisecond)
+	f.mu.Lock()
+	delete(f.machines, "bad")
+	f.mu.Unlock()
+	answer := order.Answer{Plan: newPlan, Serial: 2, State: order.StateDone, Order: r.orderOf(rolloutMark{}, false).Key()}.String()
+	f.Annotate("bad", fleettest.Object{order.AnnotationAnswer: answer})
+	for parseMark(f.Annotation("bad", annotationRollout)).Result != UpdateDone {
+		time.Sleep(time.Millisecond)
+	}
+	f.Annotate("a-1", fleettest.Object{order.AnnotationAnswer: answer})
+	if err := <-ended; err == nil || !strings.Contains(err.Error(), "the budget was used up") {
+		t.Error(err)
+	}
+	if got := f.updated(); got != nil {
+		t.Errorf("updated: %q", got)
+	}
+	if err := f.update(t.Context(), r); err != nil || strings.Join(f.updated(), " ") != "a-2" {
+		t.Errorf("run again: %v, updated: %q", err, f.updated())
+	}
+}
+
+// TestRolloutEndsEarly checks that a rollout that is interrupted, halted by one Node, or that meets
+// another rollout leaves no node cordoned.
+func TestRolloutEndsEarly(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		end  func(f *fleet, cancel func())
+		want string
+	}{
+		"interrupted": {func(_ *fleet, cancel func()) { cancel() }, "canceled"},
+		"halted": {func(f *fleet, _ func()) {
+			f.Annotate("a-2", fleettest.Object{order.AnnotationHalt: haltStopped})
+		}, "are stopped"},
+		"another rollout": {func(f *fleet, _ func()) {
+			b, _ := json.Marshal(rolloutMark{Golden: strings.Repeat("cd", 32), Given: time.Now()})
+			f.Annotate("a-2", fleettest.Object{annotationRollout: string(b)})
+		}, "another update is under way"},
+	} {
+		f := newFleet(t)
+		f.add(fleettest.Works, nil, "a-1", "a-2")
+		f.Pod("default", "stays", "a-1", "ReplicaSet")
+		f.Evicted = func(string, bool) int { return http.StatusTooManyRequests }
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- f.update(ctx, rollout(nil)) }()
+		for !f.Cordoned("a-1") {
+			time.Sleep(time.Millisecond)
+		}
+		c.end(f, cancel)
+		if err := <-ended; err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if f.Cordoned("a-1") {
+			t.Errorf("%s: a-1 is still cordoned", name)
+		}
+		cancel()
+	}
+}
+
+// TestRolloutClosedBeforeItWasRead checks that a released order that the machine has not read is put
+// on hold again when the updates are paused, the window closes or the budget is used up. Otherwise a
+// machine that was off could restart much later.
+func TestRolloutClosedBeforeItWasRead(t *testing.T) {
+	t.Parallel()
+	for _, change := range []func(*fleet, *Rollout){
+		func(f *fleet, _ *Rollout) { f.Annotate("a-2", fleettest.Object{order.AnnotationHalt: haltPaused}) },
+		func(_ *fleet, r *Rollout) {
+			from := time.Now().Add(2 * time.Hour)
+			if err := r.Window.Set(from.Format("15:04") + "-" + from.Add(time.Hour).Format("15:04")); err != nil {
+				t.Error(err)
+			}
+		},
+		func(_ *fleet, r *Rollout) { r.spent = true },
+	} {
+		f, r, now := newStill(t), rollout(nil), time.Now()
+		f.add(fleettest.Works, nil, "a-1", "a-2")
+		f.mark(r, "a-1", order.StateHeld, rolloutMark{Given: now, Drain: now, Released: now, Cordoned: true})
+		if got := f.plans(r); got != nil && !slices.Equal(got, []string{"a-2 give"}) {
+			t.Errorf("open: %q", got)
+		}
+		if change(f, r); !slices.Equal(f.plans(r), []string{"a-1 give"}) {
+			t.Errorf("closed: %q", f.plans(r))
+		}
+	}
+}
+
+// TestParseMark checks that a mark that a machine wrote cannot hide its node or disturb a terminal.
+func TestParseMark(t *testing.T) {
+	t.Parallel()
+	golden := strings.Repeat("ab", 32)
+	if m := parseMark(`{"golden":"\u001b[2J","result":"done"}`); m != (rolloutMark{}) {
+		t.Errorf("invalid digest: %+v", m)
+	}
+	m := parseMark(`{"golden":"` + golden + `","result":"hidden","reason":"` + strings.Repeat(`\u001b[2J`, 1000) + `"}`)
+	if m.Golden != golden || m.Result != "" || len(m.Reason) > 2*order.MaxReason || strings.Contains(m.Reason, "\x1b") {
+		t.Errorf("%+v", m)
+	}
+}
+
 // TestRolloutHeldAway checks that a node that lost its power after it had fetched everything is not
 // drained, which could not succeed and would use up the budget.
 func TestRolloutHeldAway(t *testing.T) {
@@ -846,7 +1030,7 @@ func TestRolloutCheckStart(t *testing.T) {
 	r := rollout(func(r *Rollout) { r.Rings = []Ring{all} })
 	_, err := f.client.CheckRollout(t.Context(), r)
 	for _, want := range []string{"kubelet v1.37.2 is newer than the API server v1.36.5", "these nodes have another architecture: arm: exclude them with these selectors, in place of --rings or --selector: -l 'kubernetes.io/arch=amd64'", "the image does not support control-plane nodes (nodeTypes), or was made by an older edgebake, but the selectors match control-plane nodes: master",
-		"a higher serial: newer (7): build the image with updates.serial: 7 or higher", "another update is under way, to the image with the golden digest cdcdcdcdcdcd, on other"} {
+		"a higher serial: newer (7): build the image with a higher updates.serial; if", "another update is under way, to the image with the golden digest cdcdcdcdcdcd, on other"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}

@@ -194,13 +194,13 @@ func (c *Client) changeUpdates(ctx context.Context, change func(*updateNode) map
 	done := 0
 	var errs []error
 	for _, n := range list {
-		for {
+		for try := 1; ; try++ {
 			patch := change(n)
 			if patch == nil {
 				break
 			}
 			_, err := c.patchNode(ctx, n.name, patch)
-			if apierrors.IsConflict(err) {
+			if apierrors.IsConflict(err) && try < maxConflicts {
 				var u *unstructured.Unstructured
 				if u, err = c.get(ctx, nodes, "", n.name); u != nil {
 					n = updateNodeOf(u)
@@ -234,6 +234,8 @@ type nodeView struct {
 	changed chan struct{}
 	// rejected has the errors of changes that the API server rejected, by Node.
 	rejected map[string]error
+	// conflicts counts the changes that failed because the Node was changed meanwhile, by Node.
+	conflicts map[string]int
 }
 
 func (v *nodeView) all() []*updateNode {
@@ -275,6 +277,24 @@ func (v *nodeView) reject(name string, err error) {
 		v.rejected = map[string]error{}
 	}
 	v.rejected[name] = err
+}
+
+// conflict counts a conflict of a Node.
+func (v *nodeView) conflict(name string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.conflicts == nil {
+		v.conflicts = map[string]int{}
+	}
+	v.conflicts[name]++
+}
+
+// calmFirst sorts actions by the number of conflicts of their Nodes. So a Node that changes all the
+// time delays no other.
+func (v *nodeView) calmFirst(acts []rolloutAct) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	slices.SortStableFunc(acts, func(a, b rolloutAct) int { return cmp.Compare(v.conflicts[a.node.name], v.conflicts[b.node.name]) })
 }
 
 func (v *nodeView) ring() {
@@ -397,6 +417,8 @@ func (c *Client) Update(ctx context.Context, r *Rollout, tell func(UpdateRow), n
 	defer watching.Wait()
 	defer cancel()
 	watching.Go(func() { c.watchNodes(ctx, v, version, r.tick(), note) })
+	defer c.undrain(ctx, r, v, note)
+	r.spent = false
 	if err := c.begin(ctx, r, v); err != nil {
 		return err
 	}
@@ -404,6 +426,7 @@ func (c *Client) Update(ctx context.Context, r *Rollout, tell func(UpdateRow), n
 	for {
 		all := v.all()
 		p := r.plan(all, time.Now())
+		r.spent = p.spent
 		for _, n := range all {
 			if row := r.row(n, ""); told[n.name] != row.State {
 				if old, ok := told[n.name]; ok || r.ours(n) && old != row.State {
@@ -441,11 +464,37 @@ func (c *Client) Update(ctx context.Context, r *Rollout, tell func(UpdateRow), n
 	}
 }
 
+// undrainTime limits the time to uncordon nodes at the end of a run.
+const undrainTime = 30 * time.Second
+
+// undrain uncordons the nodes that are being drained when a run ends early, for example because it
+// was interrupted. No other run may begin soon.
+func (c *Client) undrain(ctx context.Context, r *Rollout, v *nodeView, note func(string)) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undrainTime)
+	defer cancel()
+	for _, n := range v.all() {
+		for try := 0; try < maxConflicts && n != nil && r.ours(n) && r.state(n) == UpdateDraining; try++ {
+			if err := c.act(ctx, r, v, rolloutAct{node: n, what: actUndrain}); err != nil && !apierrors.IsConflict(err) {
+				note(err.Error() + ": it stays cordoned until the same command runs again")
+				break
+			}
+			n = v.get(n.name)
+		}
+	}
+}
+
+// maxConflicts limits the attempts to change a Node that others change at the same time.
+const maxConflicts = 5
+
 // begin carries out the actions that a run needs once, at its beginning.
 func (c *Client) begin(ctx context.Context, r *Rollout, v *nodeView) error {
 	all := v.all()
 	for _, n := range r.withEarlier(all, slices.Concat(r.selectNodes(all)...)) {
-		for what := r.atBegin(n, time.Now()); what != ""; what = r.atBegin(n, time.Now()) {
+		for range maxConflicts {
+			what := r.atBegin(n, time.Now())
+			if what == "" {
+				break
+			}
 			err := c.act(ctx, r, v, rolloutAct{node: n, what: what})
 			if err != nil && rejects(err) {
 				v.reject(n.name, err)
@@ -468,6 +517,7 @@ func (c *Client) begin(ctx context.Context, r *Rollout, v *nodeView) error {
 // problem has the errors after which the rollout tries again.
 func (c *Client) actAll(ctx context.Context, r *Rollout, v *nodeView, acts []rolloutAct) (acted bool, problem string, err error) {
 	var drains []error
+	v.calmFirst(acts)
 	for _, a := range acts {
 		err := c.act(ctx, r, v, a)
 		switch {
@@ -475,6 +525,7 @@ func (c *Client) actAll(ctx context.Context, r *Rollout, v *nodeView, acts []rol
 		case ctx.Err() != nil:
 			return false, "", ctx.Err()
 		case apierrors.IsConflict(err):
+			v.conflict(a.node.name)
 			return false, "", nil
 		case a.what == actEvict:
 			drains = append(drains, err)
@@ -509,9 +560,12 @@ func (v *nodeView) wait(ctx context.Context, tick time.Duration, acted bool) {
 func (p *rolloutPlan) result(r *Rollout) error {
 	var errs []error
 	failed := p.states[UpdateFailed]
+	if p.spent && len(failed) == 0 {
+		errs = append(errs, errors.New("updating nodes: the budget was used up, so no other node was started, but the nodes that had failed run the image now: run the same command again"))
+	}
 	if len(failed) > 0 {
 		what := "updating nodes: " + strconv.Itoa(len(failed)) + " failed: " + firstNames(failed)
-		if len(failed) >= p.budget {
+		if p.spent {
 			what += fmt.Sprintf("; the budget (%s) is used up, so no other node was started", &r.Budget)
 		}
 		errs = append(errs, errors.New(what+": see edgebake cluster update --status; --retry sends the order again"))

@@ -201,12 +201,15 @@ type Answer struct {
 	Total   int64 `json:"total,omitempty"`
 }
 
-// maxReason limits the length of an Answer's Reason.
-const maxReason = 400
+// MaxReason limits the length of an Answer's Reason, in characters.
+const MaxReason = 400
+
+// maxName limits the length of an Answer's Plan and Image.
+const maxName = 100
 
 // String returns the answer in the form of the annotation.
 func (a Answer) String() string {
-	a.Order, a.Reason = printable.Short(a.Order, maxOrder), printable.Short(a.Reason, maxReason)
+	a.Order, a.Reason = printable.Short(a.Order, maxOrder), printable.Short(a.Reason, MaxReason)
 	b, err := json.Marshal(a)
 	if err != nil {
 		panic("BUG: " + err.Error()) // cannot fail: it has only strings and numbers
@@ -221,6 +224,7 @@ func ParseAnswer(text string) Answer {
 	if len(text) > 4*maxOrder || json.Unmarshal([]byte(text), &a) != nil {
 		return Answer{}
 	}
-	a.Reason, a.Step, a.State = printable.Short(a.Reason, maxReason), printable.Short(a.Step, 20), printable.Short(a.State, 20)
+	a.Reason, a.Step, a.State = printable.Short(a.Reason, MaxReason), printable.Short(a.Step, 20), printable.Short(a.State, 20)
+	a.Plan, a.Image = printable.Short(a.Plan, maxName), printable.Short(a.Image, maxName)
 	return a
 }
