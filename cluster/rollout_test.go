@@ -772,9 +772,12 @@ func TestRolloutSpentStays(t *testing.T) {
 	f.mu.Lock()
 	delete(f.machines, "a-1")
 	f.mu.Unlock()
-	ended := make(chan error, 1)
-	go func() { ended <- f.update(t.Context(), r) }()
-	time.Sleep(100 * time.Millisecond)
+	ended, seen := make(chan error, 1), make(chan bool, 9)
+	go func() {
+		ended <- f.client.Update(t.Context(), r, func(row UpdateRow) { seen <- row.Node == "bad" }, func(string) {})
+	}()
+	for !<-seen {
+	}
 	f.mu.Lock()
 	delete(f.machines, "bad")
 	f.mu.Unlock()
