@@ -114,6 +114,9 @@ type updateNode struct {
 	answer                 order.Answer
 	mark                   rolloutMark
 	controlPlane, answered bool
+	// contested is set if a change of this Node had a conflict in this run. Its actions come last, so
+	// the end of its update does not count before it is written.
+	contested bool
 	// rejected is the API server's error for a change of this Node that it rejected in this run, or
 	// "". The node then counts as failed, although its mark does not record that.
 	rejected string
@@ -596,7 +599,13 @@ func (r *Rollout) count(p *rolloutPlan, nodes []*updateNode, now time.Time) (c r
 		state := r.state(n)
 		if act := r.next(n, now, limits{}); act.what == actFinish {
 			p.acts = append(p.acts, act)
-			state = act.result
+			switch {
+			case !n.contested:
+				state = act.result
+			case act.result == UpdateFailed:
+				state = act.result
+				c.flying++
+			}
 		}
 		p.states[state] = append(p.states[state], n.name)
 		if n.rejected != "" {

@@ -246,6 +246,7 @@ func (v *nodeView) all() []*updateNode {
 		if err := v.rejected[n.name]; err != nil {
 			n.rejected = err.Error()
 		}
+		n.contested = v.conflicts[n.name] > 0
 		out = append(out, n)
 	}
 	sortNodes(out)
@@ -594,7 +595,8 @@ func (c *Client) act(ctx context.Context, r *Rollout, v *nodeView, a rolloutAct)
 		}
 		a.what = actRelease
 	}
-	u, err := c.patchNode(ctx, a.node.name, r.patchOf(a, time.Now()))
+	// Not cancelled with ctx: a cancelled request may have been carried out, and undrain must know.
+	u, err := c.patchNode(context.WithoutCancel(ctx), a.node.name, r.patchOf(a, time.Now()))
 	switch {
 	case err == nil:
 		v.put(updateNodeOf(u))
