@@ -44,12 +44,10 @@ type rolloutMark struct {
 	Reason   string `json:"reason,omitempty"`
 	// Try counts how often the order was given again after a failure.
 	Try int `json:"try,omitempty"`
-	// Drains counts how often the Node was cordoned in this try.
-	Drains int `json:"drains,omitempty"`
 }
 
-// maxDrains limits how often a node is drained without restarting. Otherwise a Node whose
-// annotations change all the time, for example a halt, could have other nodes drained without end.
+// maxDrains limits how often a run drains a node. Otherwise a Node whose annotations change all the
+// time, for example a halt, could have other nodes drained without end.
 const maxDrains = 10
 
 // parseMark parses a mark. It is untrusted, because a machine may change its own Node. A mark that
@@ -243,6 +241,8 @@ type Rollout struct {
 	// later: otherwise a node that reports failures and successes in turn could have other nodes
 	// drained and withdrawn without end.
 	spent bool
+	// drains counts how often this run has cordoned each Node.
+	drains map[string]int
 }
 
 func (r *Rollout) tick() time.Duration { return cmp.Or(r.Tick, rolloutTick) }
@@ -694,8 +694,8 @@ func (r *Rollout) next(n *updateNode, now time.Time, l limits) rolloutAct {
 		switch {
 		case !n.ready && late(n.mark.Given, r.Fetch) && late(n.since, r.Fetch): // some machines are off at night
 			return tooLong()
-		case n.mark.Drains >= maxDrains:
-			return failed("it was drained %d times, and each time the updates were halted or the window closed before it restarted", n.mark.Drains)
+		case r.drains[n.name] >= maxDrains:
+			return failed("it was drained %d times, and each time the updates were halted or the window closed before it restarted", maxDrains)
 		case l.spent:
 			return act(actWithdraw)
 		case n.order == "" && l.free:
@@ -808,7 +808,7 @@ func (r *Rollout) patchOf(a rolloutAct, now time.Time) map[string]any {
 		m.Given, m.Drain, m.Released = now, time.Time{}, time.Time{}
 		annotations[order.AnnotationOrder] = r.orderOf(m, true).String()
 	case actDrain:
-		m.Drain, m.Cordoned, m.Drains = now, !n.unschedulable, m.Drains+1
+		m.Drain, m.Cordoned = now, !n.unschedulable
 		spec["unschedulable"] = true
 	case actRelease:
 		m.Released = now

@@ -733,30 +733,27 @@ func TestRolloutRestlessNode(t *testing.T) {
 // nodes drained without end.
 func TestRolloutChangingHalt(t *testing.T) {
 	t.Parallel()
-	f, r := newStill(t), rollout(nil)
+	f := newFleet(t)
 	f.add(fleettest.Works, nil, "a-1", "bad")
-	f.mark(r, "a-1", order.StateHeld, rolloutMark{Given: time.Now()})
-	drains := 0
-	for i := range 10 * maxDrains {
-		f.Annotate("bad", fleettest.Object{order.AnnotationHalt: []any{haltPaused, nil}[i%2]})
-		all, err := f.client.updateNodes(t.Context())
-		if err != nil {
-			t.Fatal(err)
+	f.Pod("default", "stays", "a-1", "ReplicaSet")
+	f.Evicted = func(string, bool) int { return http.StatusTooManyRequests }
+	ended := make(chan error, 1)
+	go func() { ended <- f.update(t.Context(), rollout(nil)) }()
+	for range maxDrains {
+		for !f.Cordoned("a-1") {
+			time.Sleep(time.Millisecond)
 		}
-		for _, a := range r.plan(all, time.Now()).acts {
-			if a.what == actDrain {
-				drains++
-			}
-			if a.what != actEvict { // its pods stay
-				f.Change(a.node.name, r.patchOf(a, time.Now()))
-			}
+		f.Annotate("bad", fleettest.Object{order.AnnotationHalt: haltPaused})
+		for f.Cordoned("a-1") {
+			time.Sleep(time.Millisecond)
 		}
+		f.Annotate("bad", fleettest.Object{order.AnnotationHalt: nil})
 	}
-	if m := parseMark(f.Annotation("a-1", annotationRollout)); drains != maxDrains || m.Result != UpdateFailed || !strings.Contains(m.Reason, "was drained 10 times") {
-		t.Errorf("drained %d times: %+v", drains, m)
+	if err := <-ended; err == nil || !strings.Contains(err.Error(), "1 failed: a-1") {
+		t.Error(err)
 	}
-	if f.Cordoned("a-1") {
-		t.Error("a-1 is still cordoned")
+	if m := parseMark(f.Annotation("a-1", annotationRollout)); !strings.Contains(m.Reason, "was drained 10 times") {
+		t.Errorf("%+v", m)
 	}
 }
 

@@ -419,7 +419,7 @@ func (c *Client) Update(ctx context.Context, r *Rollout, tell func(UpdateRow), n
 	defer cancel()
 	watching.Go(func() { c.watchNodes(ctx, v, version, r.tick(), note) })
 	defer c.undrain(ctx, r, v, note)
-	r.spent = false
+	r.spent, r.drains = false, map[string]int{}
 	if err := c.begin(ctx, r, v); err != nil {
 		return err
 	}
@@ -599,6 +599,9 @@ func (c *Client) act(ctx context.Context, r *Rollout, v *nodeView, a rolloutAct)
 	u, err := c.patchNode(context.WithoutCancel(ctx), a.node.name, r.patchOf(a, time.Now()))
 	switch {
 	case err == nil:
+		if a.what == actDrain {
+			r.drains[a.node.name]++
+		}
 		v.put(updateNodeOf(u))
 		return nil
 	case apierrors.IsNotFound(err):
