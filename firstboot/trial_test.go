@@ -80,6 +80,11 @@ func TestTrialWithoutAPIServer(t *testing.T) {
 		{"the network is there", func(w *world) { w.HasRoute = true }, true, false, true},
 		{"no address", func(*world) {}, false, false, true},
 		{"kubelet does not run", func(w *world) { w.HasRoute = true; w.Units[ondisk.UnitKubelet] = "failed" }, false, false, true},
+		{"kubelet starts again and again", func(w *world) { w.HasRoute, w.CrashLoop = true, true }, false, false, true},
+		{"kubelet starts again and again, and it was offline before", func(w *world) {
+			w.HasRoute, w.CrashLoop = true, true
+			w.Put("/var/lib/edgebake/update/offline", "")
+		}, false, false, true},
 		{"it was offline before", func(w *world) {
 			w.HasRoute = true
 			w.Put("/var/lib/edgebake/update/offline", "")
@@ -99,7 +104,7 @@ func TestTrialWithoutAPIServer(t *testing.T) {
 		if held, healthy := w.Has(ondisk.HeldFile), w.Has(ondisk.HealthyFile); held != c.held || healthy != c.healthy {
 			t.Errorf("%s: held: %v, kept: %v\n%s", c.name, held, healthy, w.Log.String())
 		}
-		w.Offline = false
+		w.Offline, w.CrashLoop = false, false
 		w.Units[ondisk.UnitKubelet] = "active"
 		w.MustBoot()
 		if held, healthy := w.Has(ondisk.HeldFile), w.Has(ondisk.HealthyFile); held || healthy != c.healthyNext {

@@ -32,13 +32,8 @@ import (
 // RefusedArgs is the file with arguments with which kubelet did not start. A reboot removes it.
 const RefusedArgs = ondisk.RunMark + "refused-kubelet-args"
 
-const (
-	// argsTimeout is how long kubelet may take to become healthy.
-	argsTimeout = 2 * time.Minute
-	// argsSteady is how long kubelet must have been active. kubelet reports that it is healthy
-	// before it has started everything that bad arguments can break.
-	argsSteady = 30 * time.Second
-)
+// argsTimeout is how long kubelet may take to become healthy.
+const argsTimeout = 2 * time.Minute
 
 // ArgsPhase makes kubelet run with the Site's arguments.
 func ArgsPhase(active *site.Active) run.Phase {
@@ -241,7 +236,7 @@ func noteRefusedArgs(e *machine.Env, have, want map[string]string) {
 		changedArgs(have, want))
 }
 
-// awaitKubelet waits until kubelet's unit has been active for argsSteady and /healthz returns 200.
+// awaitKubelet waits until kubelet runs steadily and /healthz returns 200.
 func awaitKubelet(ctx context.Context, e *machine.Env) error {
 	err := e.Retry(ctx, machine.Wait{Every: 2 * time.Second, For: argsTimeout}, func() error { return kubeletHealthy(ctx, e) })
 	if err != nil {
@@ -252,8 +247,8 @@ func awaitKubelet(ctx context.Context, e *machine.Env) error {
 
 // kubeletHealthy checks kubelet's unit, how long it has been active and, as kubeadm does, /healthz.
 func kubeletHealthy(ctx context.Context, e *machine.Env) error {
-	if state, err := e.UnitState(ctx, ondisk.UnitKubelet); err != nil || state != "active" {
-		return errors.Join(fmt.Errorf("its unit is %s", state), err)
+	if err := e.SteadyUnit(ctx, ondisk.UnitKubelet); err != nil {
+		return err
 	}
 	var conf struct {
 		Address string `yaml:"healthzBindAddress"`
@@ -266,12 +261,8 @@ func kubeletHealthy(ctx context.Context, e *machine.Env) error {
 	if conf.Port != nil {
 		port = *conf.Port
 	}
-	since, err := e.UnitSince(ctx, ondisk.UnitKubelet)
-	if err == nil && e.Now().Sub(since.Now) < argsSteady {
-		err = fmt.Errorf("it has run for less than %s", argsSteady)
-	}
-	if err != nil || port == 0 { // kubelet has no /healthz if its port is 0
-		return err
+	if port == 0 { // kubelet has no /healthz
+		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()

@@ -343,6 +343,22 @@ func (e *Env) Retry(ctx context.Context, w Wait, try func() error) error {
 	return cmp.Or(last, err)
 }
 
+// steady is how long a daemon must have been active. One that crashes again and again is active for
+// moments, and kubelet is active before it has started everything that can fail.
+const steady = 30 * time.Second
+
+// SteadyUnit returns an error unless a unit is active, and has been for a while.
+func (e *Env) SteadyUnit(ctx context.Context, unit string) error {
+	if state, err := e.UnitState(ctx, unit); err != nil || state != "active" {
+		return errors.Join(fmt.Errorf("%s is %s", unit, state), err)
+	}
+	since, err := e.UnitSince(ctx, unit)
+	if err == nil && e.Now().Sub(since.Now) < steady {
+		err = fmt.Errorf("%s has run for less than %s", unit, steady)
+	}
+	return err
+}
+
 // JobTimeout is how long to wait for the job of one unit. systemd continues the job after that.
 const JobTimeout = 15 * time.Second
 

@@ -65,12 +65,9 @@ func Reported(ctx context.Context, e *machine.Env, n *kubeapi.Node) error {
 	if err != nil {
 		return err
 	}
-	// A report of this boot may have a time from before the clock was set.
-	earliest := since.Now
-	if id := machine.BootID(e); id != "" && n.Status.NodeInfo.BootID == id {
-		earliest = since.Earlier()
-	}
-	if n.Heartbeat().Before(earliest.Truncate(time.Second)) {
+	// The time of a report does not show its boot: the clock may have been set in between.
+	otherBoot := n.Status.NodeInfo.BootID != machine.BootID(e)
+	if otherBoot || n.Heartbeat().Before(since.Earlier().Truncate(time.Second)) {
 		return run.Advise(fmt.Errorf("kubelet has not reported to the cluster since it was started at %s", since.Now.UTC().Format(time.TimeOnly)),
 			"wait a minute; then see `journalctl -u kubelet` on the machine")
 	}

@@ -305,7 +305,7 @@ func OwnHostPort(site *configs.Site) string {
 }
 
 // OfflineHealthy judges a boot in which a node that was Ready before reaches no API server. kubelet
-// and ipvscare must run, and there must be a route: a new system may lack the network card's
+// and ipvscare must run steadily, and there must be a route: a new system may lack the network card's
 // driver.
 func OfflineHealthy(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	var errs []error
@@ -314,9 +314,7 @@ func OfflineHealthy(ctx context.Context, e *machine.Env, site *configs.Site) err
 		units = append(units, ondisk.UnitIPVSCare)
 	}
 	for _, u := range units {
-		if state, err := e.UnitState(ctx, u); err != nil || state != "active" {
-			errs = append(errs, errors.Join(fmt.Errorf("%s is %s", u, state), err))
-		}
+		errs = append(errs, e.SteadyUnit(ctx, u))
 	}
 	return errors.Join(append(errs, machine.HasRoute(ctx, e, member.MastersOf(e, site)))...)
 }

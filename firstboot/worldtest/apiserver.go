@@ -532,13 +532,17 @@ func merge(to *map[string]string, patch map[string]*string) {
 // reported returns a Node with the status that its kubelet last wrote, or
 // that the node controller wrote instead.
 func (c *Cluster) reported(n *kubeapi.Node) *kubeapi.Node {
+	at := c.KubeletReportTime()
 	copied := *n
 	if c.ReportedMachineID != nil {
 		copied.Status.NodeInfo.MachineID = c.ReportedMachineID(copied.Status.NodeInfo.MachineID)
 	}
+	if copied.Status.NodeInfo.BootID == "" && c.reportedBootID != nil {
+		copied.Status.NodeInfo.BootID = c.reportedBootID()
+	}
 	copied.Status.Conditions = slices.Clone(n.Status.Conditions)
 	for i := range copied.Status.Conditions {
-		copied.Status.Conditions[i].LastHeartbeatTime = c.KubeletReportTime()
+		copied.Status.Conditions[i].LastHeartbeatTime = at
 	}
 	if c.kubeletSilent != nil && c.kubeletSilent(n.Status.NodeInfo.MachineID) && len(copied.Status.Conditions) > 0 {
 		copied.Status.Conditions[0] = kubeapi.Condition{Type: "Ready", Status: "Unknown", Reason: "NodeStatusUnknown", Message: "Kubelet stopped posting node status."}

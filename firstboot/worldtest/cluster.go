@@ -26,6 +26,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/firstboot/kubeapi"
+	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
 func (c *Cluster) clone(t *testing.T) *Cluster {
@@ -63,6 +64,7 @@ func (c *Cluster) RequestCounts() map[string]int {
 // Attach makes c the cluster of a machine.
 func (c *Cluster) Attach(w *World) {
 	c.KubeletReportTime, c.kubeletSilent, c.Now, c.registerNode = w.kubeletReportTime, w.kubeletSilent, w.ClusterTime, func() { w.registerNode(c) }
+	c.reportedBootID = func() string { return machine.BootID(w.Env()) }
 	c.dialError = func(addr string) error {
 		if err := w.networkError(); err != nil {
 			return err
@@ -106,6 +108,8 @@ type Cluster struct {
 	LeaseRenewTime func() string
 	// KubeletReportTime returns when kubelet last reported.
 	KubeletReportTime func() time.Time
+	// reportedBootID returns the boot that a Node without a BootID shows.
+	reportedBootID func() string
 	// kubeletSilent reports whether that machine's kubelet has been off for 40 s.
 	kubeletSilent func(machineID string) bool
 	// ReportedMachineID returns the machine ID that the Node shows if

@@ -160,7 +160,7 @@ type machineSettings struct {
 	NoNFT                 bool   // nft is not installed
 	RejectedKubeletArg    string // argument with which kubelet does not start
 	HealthRefusals        int    // how many connections to kubelet's health port are refused
-	CrashLoop             bool   // with RejectedKubeletArg, kubelet is first healthy, and ends soon after
+	CrashLoop             bool   // kubelet is first healthy, and ends soon after; with RejectedKubeletArg, only with that argument
 	KubeletIgnoresFlags   bool   // its unit does not read kubeadm-flags.env
 	ClockSynced           bool
 	boots                 int // how often the power was switched on after the first time
