@@ -120,6 +120,9 @@ func (i *Image) Warnings() []string {
 		list = append(list, fmt.Sprintf("%s: containerd 1.7 works with Kubernetes v1.%d, but not with v1.%d and later: use %s",
 			field, minor, firstKubernetesWithoutFallback, ExampleContainerd))
 	}
+	if len(i.Updates.Keys) > 0 && i.Updates.Serial == 0 {
+		list = append(list, "updates.serial: machines with this image accept every image that is signed with updates.keys, also older ones: set it to 1, and raise it in each image")
+	}
 	if p, err := netip.ParsePrefix(i.CNI.PodCIDR); err == nil && p.Contains(defaultVIP) {
 		list = append(list, fmt.Sprintf("cni.podCIDR: %s contains %s, the default virtual address of API servers: choose another network, or set vip in each Site", p, defaultVIP))
 	}

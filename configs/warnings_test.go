@@ -93,6 +93,8 @@ func TestImageWarnings(t *testing.T) {
 	for name, c := range map[string]struct{ field, want string }{
 		"contradicting arguments":        {"kernel: {args: [net.ifnames=0, quiet, net.ifnames=1]}", "kernel.args[2]: net.ifnames=1 contradicts net.ifnames=0 before it"},
 		"repeatable arguments":           {"kernel: {args: [video=a, video=b]}", ""},
+		"keys without a serial":          {"updates: {keys: [RWRFREdFQkFLRQOhB7/zzhC+HXDdGOdLwJln5NYwm6UNXx3chmQSVTG4]}", "updates.serial: machines with this image accept every image that is signed with updates.keys"},
+		"keys and a serial":              {"updates: {keys: [RWRFREdFQkFLRQOhB7/zzhC+HXDdGOdLwJln5NYwm6UNXx3chmQSVTG4], serial: 1}", ""},
 		"the default VIP among the pods": {"cni: {podCIDR: 10.103.0.0/16}", "cni.podCIDR: 10.103.0.0/16 contains 10.103.97.2"},
 	} {
 		img, err := parseImage("image.yaml", []byte("apiVersion: edgebake.io/v1alpha1\nkind: Image\nname: x\nsourceDate: 2026-01-01T00:00:00Z\nbase: {debian: {suite: trixie}}\n"+

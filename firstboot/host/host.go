@@ -85,7 +85,8 @@ func New(log io.Writer) *machine.Env {
 				}
 				return post(ctx, http.Client{Transport: t}, url, body)
 			},
-			Get: new(downloads).get,
+			Get:       new(downloads).get,
+			GetRemote: (&downloads{remote: true}).get,
 		},
 		Slots: machine.Slots{
 			SlotLabel:  slotLabel,

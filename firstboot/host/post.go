@@ -8,10 +8,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/net/http/httpproxy"
@@ -59,6 +62,7 @@ func trust(t *http.Transport, ca string) error {
 
 // downloads keeps connections open, so that the ranges of an update share one.
 type downloads struct {
+	remote     bool // reject loopback and link-local addresses
 	mu         sync.Mutex
 	transports map[string]*http.Transport // by the proxy's environment variables
 }
@@ -71,6 +75,9 @@ func (d *downloads) client(proxy []string) *http.Client {
 	t := d.transports[key]
 	if t == nil {
 		t = through(proxy)
+		if d.remote {
+			remoteOnly(t)
+		}
 		t.IdleConnTimeout = 90 * time.Second
 		t.MaxResponseHeaderBytes = maxHeader
 		// A lost HTTP/2 connection is closed sooner than silence ends, so that the next
@@ -82,6 +89,43 @@ func (d *downloads) client(proxy []string) *http.Client {
 		d.transports[key] = t
 	}
 	return &http.Client{Transport: t, CheckRedirect: checkRedirect}
+}
+
+// remoteOnly makes a transport reject loopback and link-local addresses, except the proxy's.
+func remoteOnly(t *http.Transport) {
+	var proxies sync.Map // by hostPort
+	proxy := t.Proxy
+	t.Proxy = func(r *http.Request) (*url.URL, error) {
+		if a, err := netip.ParseAddr(r.URL.Hostname()); err == nil && isLocal(a) { // also for requests through a proxy
+			return nil, fmt.Errorf("%s: %w", a, machine.ErrLocal)
+		}
+		u, err := proxy(r)
+		if u != nil {
+			proxies.Store(hostPort(u), true)
+		}
+		return u, err
+	}
+	// A name may have any address, so this looks at the address of each connection.
+	remote := &net.Dialer{Control: func(_, address string, _ syscall.RawConn) error {
+		a, err := netip.ParseAddrPort(address)
+		if err == nil && isLocal(a.Addr()) {
+			err = machine.ErrLocal
+		}
+		return err
+	}}
+	t.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if _, ok := proxies.Load(addr); ok {
+			return new(net.Dialer).DialContext(ctx, network, addr)
+		}
+		return remote.DialContext(ctx, network, addr)
+	}
+}
+
+// isLocal reports whether an address leads to this machine or only to its own link. The unspecified
+// address leads to this machine.
+func isLocal(a netip.Addr) bool {
+	a = a.Unmap()
+	return a.IsLoopback() || a.IsLinkLocalUnicast() || a.IsUnspecified()
 }
 
 // get requests a URL. It fails if the server sends nothing for a minute, before or during its
@@ -128,7 +172,9 @@ func withoutSecrets(address string) string {
 	return (&url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path}).String()
 }
 
-// checkRedirect rejects redirects from https to another scheme, and more than ten redirects.
+// checkRedirect rejects redirects from https to another scheme, and more than ten redirects. The
+// login goes only to the server of the first request: net/http would also send it to that host's
+// other ports and subdomains.
 func checkRedirect(req *http.Request, via []*http.Request) error {
 	if via[0].URL.Scheme == "https" && req.URL.Scheme != "https" {
 		return fmt.Errorf("%w: %w", machine.ErrRedirect, errPlain)
@@ -136,7 +182,19 @@ func checkRedirect(req *http.Request, via []*http.Request) error {
 	if len(via) >= 10 {
 		return fmt.Errorf("%w: more than ten redirects", machine.ErrRedirect)
 	}
+	if a, b := req.URL, via[0].URL; a.Scheme != b.Scheme || hostPort(a) != hostPort(b) {
+		req.Header.Del("Authorization")
+	}
 	return nil
+}
+
+// hostPort returns the host and the port of a URL.
+func hostPort(u *url.URL) string {
+	port := u.Port()
+	if port == "" {
+		port = map[string]string{"http": "80", "https": "443"}[u.Scheme]
+	}
+	return net.JoinHostPort(strings.ToLower(u.Hostname()), port)
 }
 
 // maxHeader limits the header of a response, in bytes. A limit of net/http's 10 MB would let a server

@@ -150,10 +150,16 @@ type Network struct {
 	// Get requests an http or https URL; proxy is as in Post. The response may have any status. If
 	// a redirect is rejected, the error is ErrRedirect.
 	Get func(ctx context.Context, url string, header http.Header, proxy []string) (*http.Response, error)
+	// GetRemote is Get for a URL that is not trusted. Neither the URL nor a redirect may lead to a
+	// loopback or link-local address: the error is ErrLocal.
+	GetRemote func(ctx context.Context, url string, header http.Header, proxy []string) (*http.Response, error)
 }
 
 // ErrRedirect means that a redirect from the server was rejected.
 var ErrRedirect = errors.New("the server's redirect is rejected")
+
+// ErrLocal means that a request would lead to a loopback or link-local address.
+var ErrLocal = errors.New("loopback and link-local addresses are rejected")
 
 // InterfaceAddr is an address of an interface.
 type InterfaceAddr struct {

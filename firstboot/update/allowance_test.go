@@ -60,7 +60,7 @@ func TestMaxBytes(t *testing.T) {
 		if l.sent > most {
 			t.Errorf("of %d bytes %d were sent in %d requests: %v", most, l.sent, l.requests, err)
 		}
-		if enough := err == nil; enough != (most >= 32<<20) || !enough && !strings.Contains(err.Error(), "--max-bytes allows") {
+		if tooDamaged := errors.Is(err, errDamaged); tooDamaged != (most >= 16<<20) || !tooDamaged && !strings.Contains(err.Error(), "--max-bytes allows") {
 			t.Errorf("%d bytes: %v", most, err)
 		}
 	}

@@ -23,7 +23,7 @@ const offlinePatience = time.Minute
 // noteOffline records whether no API server is reachable. If so, the new system need not reach
 // one either. An API server has confirmed an order, so a machine with an order is not offline.
 func (u *job) noteOffline(ctx context.Context, e *machine.Env) error {
-	if u.sys.active != nil && u.o.Commit == nil {
+	if u.sys.active != nil && !u.o.ordered() {
 		err := e.Retry(ctx, machine.Wait{Every: 5 * time.Second, For: offlinePatience}, func() error {
 			_, err := network.Reach(ctx, e, member.MastersOf(e, u.sys.active.Site))
 			return err

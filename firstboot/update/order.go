@@ -49,6 +49,49 @@ type orderRecord struct {
 	// After one, the next attempt begins at Next.
 	Failures int       `json:"failures,omitempty"`
 	Next     time.Time `json:"next,omitzero"`
+	// Trials lists the plans that orders have put on trial on this machine.
+	Trials []planTrials `json:"trials,omitempty"`
+}
+
+// planTrials counts the trials of one plan.
+type planTrials struct {
+	Plan  string `json:"plan"`
+	Count int    `json:"count"`
+	Again string `json:"again,omitempty"` // of the last order
+}
+
+// maxTrials is how often orders may put one plan on trial. Each trial restarts the machine, and
+// everyone who may patch the Node could otherwise restart it without end: by orders for a system
+// that fails, or for two systems in turn.
+const maxTrials = 3
+
+// next returns the record of an order that replaces this one.
+func (r *orderRecord) next(key string) orderRecord {
+	return orderRecord{Order: key, Trials: r.Trials}
+}
+
+// trials returns the trials of a plan.
+func (r *orderRecord) trials(plan string) *planTrials {
+	i := slices.IndexFunc(r.Trials, func(t planTrials) bool { return t.Plan == plan })
+	if i < 0 {
+		return &planTrials{}
+	}
+	return &r.Trials[i]
+}
+
+// countTrial records that an order puts a plan on trial.
+func (r *orderRecord) countTrial(plan, again string) {
+	if r.trials(plan).Plan == "" {
+		r.Trials = append(r.Trials, planTrials{Plan: plan})
+	}
+	t := r.trials(plan)
+	t.Count, t.Again = t.Count+1, again
+}
+
+// endTrial takes back the last countTrial, since the machine did not restart.
+func (r *orderRecord) endTrial() {
+	t := r.trials(r.Plan)
+	t.Count = max(0, t.Count-1)
 }
 
 // maxTries is the maximum number of attempts that are cut off.
@@ -153,7 +196,9 @@ func (o *orders) load() error {
 	case s == nil && !another:
 		return nil // the boot entries cannot be read now, so the result is unknown
 	}
-	return o.end(order.StateWorking, "") // it was interrupted before there was a boot entry, or before the restart
+	// It was interrupted before there was a boot entry, or before the restart.
+	o.record.endTrial()
+	return o.end(order.StateWorking, "")
 }
 
 // end records a state of the order.
@@ -285,9 +330,10 @@ func (o *orders) accept(text string) (*order.Order, error) {
 	}
 	former := *r
 	if key != r.Order {
-		*r = orderRecord{Order: key}
+		*r = r.next(key)
 	} else if r.State == order.StateWithdrawn {
-		*r = orderRecord{Order: key, Fetched: r.Fetched} // its limit is for all attempts together
+		*r = r.next(key)
+		r.Fetched = former.Fetched // its limit is for all attempts together
 	}
 	if err != nil {
 		return nil, o.end(order.StateFailed, machine.OneLine(err))
@@ -332,6 +378,17 @@ func (o *orders) rejection(x order.Order) string {
 	return ""
 }
 
+// mayTry returns the reason why the order may not put a plan on trial, or nil.
+func (o *orders) mayTry(x order.Order, plan string) error {
+	switch t := o.record.trials(plan); {
+	case t.Count >= maxTrials:
+		return fmt.Errorf("orders have installed this image %d times on this machine, and may not do so again: run `firstboot update` on the machine, or build the image with a higher updates.serial", t.Count)
+	case slices.Contains(failedPlans(o.e), plan) && (x.Again == "" || x.Again == t.Again):
+		return errors.New("this machine has tried this image and returned to the previous system: to try it once more, add a new again=WORD to the order")
+	}
+	return nil
+}
+
 const alreadyRuns = "the machine already runs this image"
 
 // carryOut carries out an accepted order.
@@ -346,6 +403,7 @@ func (o *orders) carryOut(parent context.Context, x order.Order, tell func(run.S
 	}
 	o.send(ctx)
 	opts := Options{Image: x.Image, Golden: x.Golden, Rate: bytesOf(x.Rate), MaxBytes: bytesOf(x.MaxBytes), NoDrain: x.NoDrain, Commit: o.commit}
+	opts.Admit = func(next ondisk.ImageInfo) error { return o.mayTry(x, next.Plan) }
 	opts.Spent, opts.Record = r.Fetched, func(n int64) error {
 		r.Fetched = n
 		return o.end(r.State, r.Reason)
@@ -385,6 +443,9 @@ func (o *orders) carryOut(parent context.Context, x order.Order, tell func(run.S
 // conclude records the result of an attempt that did not restart the machine.
 func (o *orders) conclude(err error) error {
 	r, reason := &o.record, machine.OneLine(err)
+	if r.State == order.StateRestarting {
+		r.endTrial()
+	}
 	if err := o.e.Remove(committedFile); err != nil {
 		return err
 	}
@@ -468,6 +529,7 @@ func (o *orders) commit(ctx context.Context, plan string, say func(format string
 			return errWithdrawn
 		case !x.Hold:
 			o.record.Plan = plan
+			o.record.countTrial(plan, x.Again)
 			if err := o.e.WriteFile(committedFile, nil, machine.Mode(0o600)); err != nil {
 				return fmt.Errorf("recording the order: %w", err)
 			}

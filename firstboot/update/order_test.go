@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"io"
 	"math/big"
 	"net"
@@ -24,6 +25,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/edgebake/edgebake/firstboot/host"
 	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/run"
@@ -135,7 +137,7 @@ func (b *ordered) env() *machine.Env {
 	if b.locked {
 		e.Lock = func(context.Context, string) (func(), error) { return nil, errors.New("another program holds it") }
 	}
-	e.Get = b.images.get
+	e.GetRemote = b.images.get
 	return e
 }
 
@@ -263,9 +265,134 @@ func TestOrderOfABadSystem(t *testing.T) {
 			t.Errorf("%+v, restarted: %v", a, b.rebooted)
 		}
 	}
-	b.give("again=2")
+	// Another text of the order is no reason to try the image again, unless it has a new again.
+	try := func(again string, words ...string) {
+		t.Helper()
+		b.rebooted = false
+		b.give(words...)
+		b.must()
+		if again != "" {
+			b.says(order.StateFailed, again)
+		}
+		if b.rebooted != (again == "") {
+			t.Errorf("%q: restarted: %v", words, b.rebooted)
+		}
+	}
+	failed := func() {
+		t.Helper()
+		b.updated()
+		if err := os.Rename(filepath.Join(b.root, entryB), filepath.Join(b.root, "efi/loader/entries/edgebake-b+0-3.conf")); err != nil {
+			t.Fatal(err)
+		}
+		b.must()
+		b.says(order.StateFailed, "the new system failed to start")
+	}
+	const hint = "add a new again=WORD to the order"
+	try(hint, "limit-rate=1M")
+	try("", "again=2")
+	failed()
+	try(hint, "again=2 max-bytes=900M")
+	try(hint)
+	try("", "again=3")
+	failed()
+	try("orders have installed this image 3 times", "again=4")
+	// A person may still try it.
+	if err := b.over(b.images, Options{}); err != nil {
+		t.Fatal(err)
+	}
+	b.updated()
+}
+
+// TestOrdersInTurn checks that orders cannot restart a machine without end with two images of the
+// same serial.
+func TestOrdersInTurn(t *testing.T) {
+	b := newOrdered(t)
+	restarts := 0
+	for n := range 20 {
+		name, root := "new.raw.zst", ondisk.LabelRootB
+		if n%2 == 1 {
+			name, root = "old.raw.zst", ondisk.LabelRootA
+		}
+		b.images = newLine(b.box, name)
+		b.annotations[order.AnnotationOrder] = fmt.Sprintf("%s@sha256:%s again=%d", imageURL, goldenOf(t, name), n)
+		b.rebooted = false
+		b.must()
+		if !b.rebooted {
+			b.says(order.StateFailed, "orders have installed this image 3 times")
+			break
+		}
+		restarts++
+		b.runs(root, name)
+		if err := Finish(t.Context(), b.env()); err != nil {
+			t.Fatal(err)
+		}
+		b.must()
+		b.says(order.StateDone, "")
+	}
+	if restarts != 6 {
+		t.Errorf("the machine was restarted %d times", restarts)
+	}
+}
+
+// TestTrialsCount checks that attempts that did not restart the machine do not count as trials.
+func TestTrialsCount(t *testing.T) {
+	b := newOrdered(t)
+	for n := range 2 * maxTrials {
+		b.give(fmt.Sprintf("again=%d", n))
+		e := b.env()
+		e.Run = func(context.Context, machine.Cmd) error { return errors.New("no restart") }
+		if err := CarryOutOrder(t.Context(), e, func(run.Step) {}); err != nil {
+			t.Fatal(err)
+		}
+		b.says(order.StateFailed, "no restart")
+	}
+	b.give("again=last")
 	b.must()
 	b.updated()
+}
+
+// TestOrderWithASlowIndex checks that a server that sends the index of an image slowly holds the
+// machine for a limited time, and that an order is withdrawn or halted meanwhile.
+func TestOrderWithASlowIndex(t *testing.T) {
+	for name, change := range map[string]func(b *ordered){
+		"stays":     func(*ordered) {},
+		"withdrawn": func(b *ordered) { delete(b.annotations, order.AnnotationOrder) },
+		"halted":    func(b *ordered) { b.annotations[order.AnnotationHalt] = "" },
+	} {
+		b := newOrdered(t)
+		b.give()
+		b.images.image = append(make([]byte, 1<<20), b.images.image...) // the place does not matter
+		b.images.rate, b.images.piece = 180, 1000
+		b.asked = func(int) {
+			if b.answer().State == order.StateWorking {
+				change(b)
+			}
+		}
+		began := b.now
+		b.must()
+		if took := b.now.Sub(began); took > 70*time.Minute || name != "stays" && took > 5*time.Minute {
+			t.Errorf("%s: it took %s", name, took)
+		}
+		if name == "stays" {
+			b.says(order.StateWaiting, "has not sent it in 1h0m0s")
+		} else {
+			b.says(order.StateWithdrawn, "withdrawn or changed")
+		}
+	}
+}
+
+// TestOrderOfALocalAddress checks that an order cannot make the machine send requests to itself.
+func TestOrderOfALocalAddress(t *testing.T) {
+	for _, image := range []string{"http://127.0.0.1:10248/healthz", "oci://localhost:5000/edge:1", "https://[::1]:6443/x"} {
+		b := newOrdered(t)
+		b.annotations[order.AnnotationOrder] = image + "@sha256:" + strings.Repeat("ab", 32)
+		e := b.env()
+		e.GetRemote = host.New(io.Discard).GetRemote
+		if err := CarryOutOrder(t.Context(), e, func(run.Step) {}); err != nil {
+			t.Fatal(err)
+		}
+		b.says(order.StateFailed, "loopback and link-local addresses are rejected")
+	}
 }
 
 // TestOrderOfABadSystemAgain checks that the order of a system that has failed is not carried out

@@ -20,7 +20,7 @@ import (
 func orderedMinor(t *testing.T) (b *box, c *worldtest.Cluster, e *machine.Env, annotate func(key, value string)) {
 	b = newBox(t)
 	c, e = b.member("v1.37.2")
-	e.Get = newLine(b, "minor.raw.zst").get
+	e.GetRemote = newLine(b, "minor.raw.zst").get
 	e.Rand = func() float64 { return 0 }
 	annotations := map[string]string{order.AnnotationOrder: imageURL + "@sha256:" + goldenOf(t, "minor.raw.zst")}
 	dial := e.Dial
@@ -109,7 +109,7 @@ func TestOrderToStay(t *testing.T) {
 	if err := CarryOutOrder(t.Context(), e, func(run.Step) {}); err != nil || b.status() != "pending ROOT-B" {
 		t.Fatal(err, b.status())
 	}
-	e.Get = newLine(b, "old.raw.zst").get
+	e.GetRemote = newLine(b, "old.raw.zst").get
 	annotate(order.AnnotationOrder, imageURL+"@sha256:"+goldenOf(t, "old.raw.zst"))
 	if err := CarryOutOrder(t.Context(), e, func(run.Step) {}); err != nil || !strings.Contains(b.get(OrderFile), `"state":"done"`) || b.status() != "interrupted ROOT-B" || b.rebooted {
 		t.Errorf("%v, %s, %s", err, b.get(OrderFile), b.status())

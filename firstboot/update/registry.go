@@ -100,7 +100,7 @@ func (l *requester) document(ctx context.Context, url string, header http.Header
 	default:
 		return nil, badStatus(resp)
 	}
-	b, err := io.ReadAll(io.LimitReader(&bounded{body, l.e.Now, l.e.Now().Add(documentTime)}, limit+1))
+	b, err := io.ReadAll(io.LimitReader(&bounded{body, l.e.Now, l.e.Now().Add(documentTime), documentTime}, limit+1))
 	switch {
 	case err != nil:
 		return nil, &temporaryError{err}
@@ -112,20 +112,6 @@ func (l *requester) document(ctx context.Context, url string, header http.Header
 
 // documentTime bounds the download of a small file: a server could send a byte a minute, for months.
 const documentTime = 5 * time.Minute
-
-// bounded is a reader that fails at a time.
-type bounded struct {
-	io.Reader
-	now func() time.Time
-	end time.Time
-}
-
-func (b *bounded) Read(p []byte) (int, error) {
-	if !b.now().Before(b.end) {
-		return 0, fmt.Errorf("the server has not sent it in %s", documentTime)
-	}
-	return b.Reader.Read(p)
-}
 
 func (r *registryImage) Name() string { return r.name }
 func (r *registryImage) Size() int64  { return r.m.Stored() }

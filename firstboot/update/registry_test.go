@@ -177,9 +177,7 @@ func (s *fakeRegistry) locked(scheme string) (tokens *int) {
 			w.WriteHeader(http.StatusUnauthorized)
 		case strings.Contains(r.URL.Path, "/blobs/"):
 			left--
-			// The host name differs, because a client may send the token to another port of the
-			// same host.
-			http.Redirect(w, r, strings.Replace(store.URL, "127.0.0.1", "localhost", 1)+r.URL.Path+"?signature=x", http.StatusTemporaryRedirect)
+			http.Redirect(w, r, store.URL+r.URL.Path+"?signature=x", http.StatusTemporaryRedirect)
 		default:
 			inner.ServeHTTP(w, r)
 		}
@@ -302,7 +300,7 @@ func TestOrderFromRegistry(t *testing.T) {
 	s.inParts("new.raw.zst", 3)
 	b.annotations[order.AnnotationOrder] = s.image() + "@sha256:" + goldenOf(t, "new.raw.zst") + " max-bytes=8M"
 	e := b.env()
-	e.Get = host.New(io.Discard).Get
+	e.GetRemote = host.New(io.Discard).Get // the registry is on this computer
 	if err := CarryOutOrder(t.Context(), e, func(run.Step) {}); err != nil {
 		t.Fatal(err)
 	}

@@ -79,6 +79,7 @@ type fetcher struct {
 	now  func() time.Time
 
 	buf       []byte
+	damaged   int   // number of damaged chunks that arrived in all phases
 	total     int64 // maximum bytes to download in all phases; 0: unknown
 	fetched   int64
 	remaining time.Duration // estimate; 0: unknown
@@ -117,15 +118,15 @@ func (f *fetcher) local(c chunk.Chunk) (b []byte, ok bool) {
 	return b, true
 }
 
+// maxDamaged is the maximum number of damaged chunks in an update. Each one costs a request for the
+// index too, so a hostile server could otherwise make a machine fetch far more than the image.
+const maxDamaged = 10
+
 // fetch downloads and verifies chunks of a part, and calls take for each.
 func (f *fetcher) fetch(ctx context.Context, p *chunk.Part, chunks []int, take func(k int, b []byte) error) error {
-	damaged := 0
 	for len(chunks) > 0 {
 		n, err := f.span(ctx, p, f.image.Spans(p, chunks)[0], take)
 		chunks = chunks[n:]
-		if n > 0 {
-			damaged = 0
-		}
 		switch {
 		case err == nil:
 			continue
@@ -138,7 +139,7 @@ func (f *fetcher) fetch(ctx context.Context, p *chunk.Part, chunks []int, take f
 		if err := f.sameImage(ctx); err != nil {
 			return err
 		}
-		if damaged++; damaged > 3 {
+		if f.damaged++; f.damaged > maxDamaged {
 			return run.Advise(err, "run the same command again: it continues")
 		}
 	}
@@ -196,7 +197,7 @@ var errDamaged = errors.New("it does not match the index: it was damaged in tran
 // sameImage returns an error if the image was replaced. It compares the index,
 // since an ETag may be missing, or differ between the servers behind one name.
 func (f *fetcher) sameImage(ctx context.Context) error {
-	again, err := update.Open(readerAt{ctx, f.src}, f.src.Size())
+	again, err := openIndex(ctx, f.src, f.now, f.tell)
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()

@@ -11,9 +11,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/edgebake/edgebake/configs/bytesize"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk/order"
+	"github.com/edgebake/edgebake/ondisk/update"
 )
 
 // Source is an image that is read in byte ranges.
@@ -35,7 +37,10 @@ func (d *temporaryError) Unwrap() error { return d.error }
 // registry. tell receives status messages.
 func openSource(ctx context.Context, e *machine.Env, o Options, allow *allowance, proxy []string, tell func(format string, args ...any)) (Source, error) {
 	if scheme, _, ok := strings.Cut(o.Image, "://"); ok {
-		l := &requester{e: e, proxy: proxy, rate: o.Rate, allow: allow, tell: tell}
+		l := &requester{e: e, get: e.Get, proxy: proxy, rate: o.Rate, allow: allow, tell: tell}
+		if o.ordered() {
+			l.get = e.GetRemote // an order must not make the machine send requests to itself
+		}
 		switch scheme {
 		case "http", "https":
 			s := &server{requester: l, url: o.Image}
@@ -78,6 +83,7 @@ func (f *file) Open(_ context.Context, off, n int64) (io.ReadCloser, error) {
 // requester sends the HTTP requests of an update.
 type requester struct {
 	e     *machine.Env
+	get   func(ctx context.Context, url string, header http.Header, proxy []string) (*http.Response, error)
 	proxy []string
 	rate  int64 // maximum bytes per second; 0: no limit
 	allow *allowance
@@ -204,8 +210,8 @@ func (l *requester) send(ctx context.Context, url string, header http.Header, n 
 		header = header.Clone()
 		header.Set("Authorization", l.login.header)
 	}
-	resp, err := l.e.Get(ctx, url, header, l.proxy)
-	if errors.Is(err, machine.ErrRedirect) {
+	resp, err := l.get(ctx, url, header, l.proxy)
+	if errors.Is(err, machine.ErrRedirect) || errors.Is(err, machine.ErrLocal) {
 		return nil, err
 	}
 	if err != nil {
@@ -276,6 +282,9 @@ type rangeReader struct {
 func (r *rangeReader) Read(b []byte) (n int, err error) {
 	if r.off == r.end {
 		return 0, io.EOF
+	}
+	if err := r.ctx.Err(); err != nil {
+		return 0, err
 	}
 	for n == 0 {
 		if r.failed != nil {
@@ -363,17 +372,55 @@ func (r *rangeReader) Close() error {
 	return body.Close()
 }
 
-// readerAt reads a source, with one request per call.
-type readerAt struct {
-	ctx context.Context
-	src Source
+// indexTime bounds the download of an image's index. Its signature is checked afterwards, so anyone
+// may have made it, and a server could send the maximum of 16 MB for a day without being too slow.
+const indexTime = time.Hour
+
+// openIndex reads the index of an image, without checking it. It calls tell every few seconds.
+func openIndex(ctx context.Context, src Source, now func() time.Time, tell func(format string, args ...any)) (*update.Image, error) {
+	start := now()
+	return update.Open(&indexReader{ctx: ctx, src: src, now: now, tell: tell, end: start.Add(indexTime), told: start}, src.Size())
 }
 
-func (r readerAt) ReadAt(b []byte, off int64) (int, error) {
+// indexReader reads a source, with one request per call.
+type indexReader struct {
+	ctx  context.Context
+	src  Source
+	now  func() time.Time
+	tell func(format string, args ...any)
+	end  time.Time
+	came int64     // bytes
+	told time.Time // when tell was called last
+}
+
+func (r *indexReader) ReadAt(b []byte, off int64) (int, error) {
 	body, err := r.src.Open(r.ctx, off, int64(len(b)))
 	if err != nil {
 		return 0, err
 	}
 	defer body.Close()
-	return io.ReadFull(body, b)
+	return io.ReadFull(&bounded{&countingReader{body, r.count}, r.now, r.end, indexTime}, b)
+}
+
+func (r *indexReader) count(n int) {
+	r.came += int64(n)
+	if now := r.now(); now.Sub(r.told) >= tellEvery {
+		r.told = now
+		r.tell("reading the index of %s: %s", r.src.Name(), bytesize.MB(r.came))
+	}
+}
+
+// bounded is a reader that fails at a time.
+type bounded struct {
+	io.Reader
+	now   func() time.Time
+	end   time.Time
+	limit time.Duration
+}
+
+func (b *bounded) Read(p []byte) (int, error) {
+	if !b.now().Before(b.end) {
+		return 0, &temporaryError{fmt.Errorf("the server has not sent it in %s", b.limit)}
+	}
+	return b.Reader.Read(p)
 }

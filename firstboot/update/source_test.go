@@ -706,3 +706,44 @@ func TestReadAfterTheCount(t *testing.T) {
 		}
 	}
 }
+
+// TestDamagedChunks checks that a server that sends good and damaged chunks in turn does not make a
+// machine fetch without end.
+func TestDamagedChunks(t *testing.T) {
+	b := newBox(t)
+	l := newLine(b, "new.raw.zst")
+	e := b.env()
+	e.Get = spoil(t, l)
+	if err := Update(t.Context(), e, Options{Image: imageURL}, func(run.Step) {}); !errors.Is(err, errDamaged) || l.requests > 4*maxDamaged {
+		t.Errorf("%v after %d requests", err, l.requests)
+	}
+}
+
+// flipping is a device that stores one bit of each chunk wrongly.
+type flipping struct{ machine.Device }
+
+func (f flipping) ReadAt(b []byte, off int64) (int, error) {
+	n, err := f.Device.ReadAt(b, off)
+	if n == len(b) {
+		b[n/2] ^= 1
+	}
+	return n, err
+}
+
+// TestBadSpool checks that a chunk that DATA returns otherwise than it was written is not installed.
+func TestBadSpool(t *testing.T) {
+	b := newBox(t)
+	e := b.env()
+	open := e.OpenDevice
+	e.OpenDevice = func(p string, write bool) (machine.Device, error) {
+		d, err := open(p, write)
+		if p == spoolFile {
+			return flipping{d}, err
+		}
+		return d, err
+	}
+	err := Update(t.Context(), e, Options{Image: b.inside("new.raw.zst")}, func(run.Step) {})
+	if _, entry := os.Stat(filepath.Join(b.root, entryB)); !errors.Is(err, errReadBack) || entry == nil {
+		t.Errorf("%v; the boot entry: %v", err, entry)
+	}
+}

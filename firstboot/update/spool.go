@@ -3,6 +3,8 @@ package update
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"fmt"
 
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk/chunk"
@@ -52,8 +54,13 @@ func (s *spool) view(ctx context.Context) *update.View {
 		}
 		b := make([]byte, c.Size)
 		if s.has(k) {
-			_, err := s.dev.ReadAt(b, s.starts[k])
-			return b, err
+			if _, err := s.dev.ReadAt(b, s.starts[k]); err != nil {
+				return nil, fmt.Errorf("reading %s: %w", s.dev.Name(), err)
+			}
+			if sha256.Sum256(b) != c.Sum {
+				return nil, fmt.Errorf("reading %s at %d: %w", s.dev.Name(), s.starts[k], errReadBack)
+			}
+			return b, nil
 		}
 		err := s.fetch.fetch(ctx, s.part, []int{k}, func(_ int, got []byte) error {
 			copy(b, got)

@@ -72,10 +72,16 @@ type Options struct {
 	Record func(spent int64) error
 	// Golden is the golden digest that the image must have. If empty, any digest is accepted.
 	Golden string
-	// Commit, which may be nil, is called with the image's plan after the download. If it fails, no
+	// Admit and Commit are set if the cluster has ordered the update. Admit is called with the
+	// description of the signed image, and may reject it.
+	Admit func(next ondisk.ImageInfo) error
+	// Commit is called with the image's plan after the download. If it fails, no
 	// boot entry is written. It calls say every few minutes.
 	Commit func(ctx context.Context, plan string, say func(format string, args ...any)) error
 }
+
+// ordered reports whether the cluster has ordered the update.
+func (o Options) ordered() bool { return o.Commit != nil }
 
 // remote reports whether the image is on a server.
 func (o Options) remote() bool { return strings.Contains(o.Image, "://") }
@@ -199,7 +205,7 @@ type job struct {
 // checkImage reads the image's description. It returns an error if this machine does not accept the
 // image.
 func (u *job) checkImage(ctx context.Context) (err error) {
-	if u.image, err = update.Open(readerAt{ctx, u.src}, u.src.Size()); err != nil {
+	if u.image, err = openIndex(ctx, u.src, u.e.Now, u.say); err != nil {
 		return err
 	}
 	switch keys := u.sys.image.UpdateKeys; {
@@ -231,6 +237,11 @@ func (u *job) checkImage(ctx context.Context) (err error) {
 	}
 	if u.next.Plan == u.sys.image.Plan {
 		return fmt.Errorf("%w: this machine already runs this image", run.ErrAlready)
+	}
+	if u.o.ordered() {
+		if err := u.o.Admit(u.next); err != nil {
+			return err
+		}
 	}
 	fits, takes := u.sys.checkMachine(u.next, u.root.Size), u.sys.checkCluster(ctx, u.e, u.next)
 	if fits != nil && errors.As(takes, new(*busy)) {
@@ -308,7 +319,7 @@ func (u *job) phases() []run.Phase {
 			run.Phase{Name: "data", Doc: "the container images that this machine lacks are on its disk", Timeout: 24 * time.Hour, Run: u.stageImages},
 			run.Phase{Name: "merge", Doc: "containerd has the new container images, in addition to those of the running system", Timeout: time.Hour, Run: u.mergeImages})
 	}
-	if u.o.Commit != nil {
+	if u.o.ordered() {
 		phases = append(phases, run.Phase{Name: "order", Doc: "the order was not withdrawn", Timeout: 48 * time.Hour, Run: u.commit})
 	}
 	if u.sys.controlPlane() {
