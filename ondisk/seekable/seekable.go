@@ -50,8 +50,7 @@ const (
 
 	maxBlock = 128 << 10 // maximum size of a zstd block
 
-	// maxFrames is enough for 16 TiB. A limit is needed because a server or a sparse file may claim
-	// any size.
+	// maxFrames is enough for 16 TiB. A limit is needed because a sparse file may claim any size.
 	maxFrames = 1 << 22
 
 	// maxExtras is the maximum number of skippable frames before the table.
@@ -254,9 +253,13 @@ type extra struct {
 func IsZstd(b []byte) bool { return len(b) >= 4 && le.Uint32(b) == magicFrame }
 
 // Open reads the table of a compressed file that has size bytes.
-func Open(r io.ReaderAt, size int64) (*Reader, error) {
+func Open(r io.ReaderAt, size int64) (*Reader, error) { return OpenAtMost(r, size, maxFrames) }
+
+// OpenAtMost is Open for a file that is not trusted. It rejects more than this number of frames,
+// before it allocates memory for them.
+func OpenAtMost(r io.ReaderAt, size, frames int64) (*Reader, error) {
 	z := &Reader{r: r}
-	if err := z.readTable(size); errors.Is(err, ErrFormat) {
+	if err := z.readTable(size, frames); errors.Is(err, ErrFormat) {
 		return nil, err
 	} else if err != nil {
 		return nil, fmt.Errorf("reading the table of the compressed image: %w", err)
@@ -291,7 +294,7 @@ func IsFrame(head []byte) bool {
 	return h.Decode(head) == nil && h.HasFCS && h.FrameContentSize <= FrameSize
 }
 
-func (z *Reader) readTable(size int64) error {
+func (z *Reader) readTable(size, most int64) error {
 	foot := make([]byte, footerSize)
 	if size < 8+footerSize {
 		return badFormat("the file has only %d bytes", size)
@@ -311,8 +314,11 @@ func (z *Reader) readTable(size int64) error {
 	}
 	tableSize := n*entrySize + footerSize
 	at := size - tableSize - 8
-	if at < 0 || n == 0 || n > maxFrames {
+	if at < 0 || n == 0 {
 		return badFormat("the table lists %d frames, which is impossible in a file of %d bytes", n, size)
+	}
+	if n > most {
+		return badFormat("the table lists %d frames, at most %d are accepted", n, most)
 	}
 	b := make([]byte, 8+n*entrySize)
 	if _, err := z.r.ReadAt(b, at); err != nil {
@@ -322,7 +328,7 @@ func (z *Reader) readTable(size int64) error {
 		return badFormat("the table does not begin at the expected place")
 	}
 	off := int64(0)
-	z.entries = make([]Entry, 0, n) // a large n is acceptable: the file is long enough for such a table
+	z.entries = make([]Entry, 0, n)
 	for i := range int(n) {
 		e := b[8+i*entrySize:]
 		x := Entry{Offset: off, Compressed: int64(le.Uint32(e)), Start: z.size, Size: int64(le.Uint32(e[4:])), sum: le.Uint32(e[8:])}

@@ -6,11 +6,13 @@ import (
 	"errors"
 	"io"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/edgebake/edgebake/ondisk/chunk"
+	"github.com/edgebake/edgebake/ondisk/seekable"
 )
 
 func TestSpans(t *testing.T) {
@@ -119,10 +121,31 @@ func (c *claims) ReadAt(b []byte, off int64) (int, error) {
 // TestTableTooLarge checks the limit of the data that is read before the signature is checked.
 func TestTableTooLarge(t *testing.T) {
 	c := &claims{size: 1 << 30}
-	if _, err := Open(c, c.size); err == nil || !strings.Contains(err.Error(), "at most 16777216 are accepted") {
+	if _, err := Open(c, c.size); err == nil || !strings.Contains(err.Error(), "lists 2097152 frames, at most 349525 are accepted") {
 		t.Error(err)
 	}
-	if c.read > 16<<20 {
+	if c.read > Tail {
 		t.Errorf("%d bytes were read, %d at once", c.read, c.most)
+	}
+}
+
+// TestHostileTable checks that tables of many frames need little memory before the signature is
+// checked.
+func TestHostileTable(t *testing.T) {
+	for _, n := range []int{maxFrames, maxFrames + 1, 1_390_000} {
+		var table seekable.Table
+		for range n {
+			table.Append(1, 1, 0)
+		}
+		index := make([]byte, max(0, chunk.MaxIndex-12*n-1000))
+		file := append(make([]byte, n), seekable.Skippable(nil, chunk.Magic, index)...)
+		file = append(file, table.Encode()...)
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		_, err := Open(bytes.NewReader(file), int64(len(file)))
+		runtime.ReadMemStats(&after)
+		if mb := (after.TotalAlloc - before.TotalAlloc) >> 20; err == nil || strings.Contains(err.Error(), "at most") != (n > maxFrames) || mb > 56 || n > maxFrames && mb > 1 {
+			t.Errorf("%d frames: %d MiB, %v", n, mb, err)
+		}
 	}
 }

@@ -37,6 +37,10 @@ type Image struct {
 	table *seekable.Reader
 }
 
+// maxFrames limits the memory for the table of frames, which is read before the signature is checked.
+// Each frame of a file system needs 36 bytes in the index and 12 in the table.
+const maxFrames = chunk.MaxIndex / (36 + 12)
+
 // Open reads the table of frames and the index, which it does not decode, from the end of an image
 // of size bytes. It makes few requests to r.
 func Open(r io.ReaderAt, size int64) (*Image, error) {
@@ -45,7 +49,7 @@ func Open(r io.ReaderAt, size int64) (*Image, error) {
 	if err := t.load(max(0, size-Tail)); err != nil {
 		return nil, err
 	}
-	table, err := seekable.Open(t, size)
+	table, err := seekable.OpenAtMost(t, size, maxFrames)
 	if err != nil {
 		return nil, err
 	}
@@ -58,8 +62,8 @@ func Open(r io.ReaderAt, size int64) (*Image, error) {
 	if index.Size() > chunk.MaxIndex {
 		return nil, fmt.Errorf("the chunk index has %d bytes, at most %d are accepted", index.Size(), chunk.MaxIndex)
 	}
-	content, err := io.ReadAll(index)
-	if err != nil {
+	content := make([]byte, index.Size())
+	if _, err := io.ReadFull(index, content); err != nil {
 		return nil, err
 	}
 	if i.Body, i.Signature, err = chunk.Open(content); err != nil {
@@ -115,15 +119,16 @@ func (t *tail) load(from int64) error {
 	if t.size-from > chunk.MaxIndex {
 		return fmt.Errorf("the index and frame table at the end of the image have %d bytes, at most %d are accepted", t.size-from, chunk.MaxIndex)
 	}
-	b := make([]byte, t.from-from)
+	b := make([]byte, t.size-from)
 	t.requests++
-	if n, err := t.r.ReadAt(b, from); n < len(b) {
+	if n, err := t.r.ReadAt(b[:t.from-from], from); int64(n) < t.from-from {
 		if err == io.EOF {
 			err = io.ErrUnexpectedEOF
 		}
 		return err
 	}
-	t.b, t.from = append(b, t.b...), from
+	copy(b[t.from-from:], t.b)
+	t.b, t.from = b, from
 	return nil
 }
 
