@@ -88,8 +88,8 @@ func (r *orderRecord) countTrial(plan, again string) {
 	t.Count, t.Again = t.Count+1, again
 }
 
-// endTrial takes back the last countTrial, since the machine did not restart.
-func (r *orderRecord) endTrial() {
+// uncountTrial undoes countTrial: the machine did not restart.
+func (r *orderRecord) uncountTrial() {
 	t := r.trials(r.Plan)
 	t.Count = max(0, t.Count-1)
 }
@@ -197,7 +197,7 @@ func (o *orders) load() error {
 		return nil // the boot entries cannot be read now, so the result is unknown
 	}
 	// It was interrupted before there was a boot entry, or before the restart.
-	o.record.endTrial()
+	o.record.uncountTrial()
 	return o.end(order.StateWorking, "")
 }
 
@@ -444,7 +444,7 @@ func (o *orders) carryOut(parent context.Context, x order.Order, tell func(run.S
 func (o *orders) conclude(err error) error {
 	r, reason := &o.record, machine.OneLine(err)
 	if r.State == order.StateRestarting {
-		r.endTrial()
+		r.uncountTrial()
 	}
 	if err := o.e.Remove(committedFile); err != nil {
 		return err
