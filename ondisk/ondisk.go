@@ -96,6 +96,7 @@ const (
 	IPVSStateDir   = "/var/lib/ipvscare"              // ipvscare's state
 	IPVSLearned    = "/var/lib/ipvscare/learned.json" // API servers learned from the cluster and from DNS
 	IPVSRunDir     = "/run/ipvscare"                  // ipvscare's locks, sockets and records of its changes, 0700
+	IPVSStarted    = "/run/ipvscare/started"          // exists if ipvscare must not delay its first requests: it has started since power-on, or first boot has just configured it
 	HostsLock      = "/run/ipvscare/hosts.lock"       // locked with flock(2) while /etc/hosts is read and replaced
 	LogDir         = "/var/log/edgebake"              // logs of convert and reset
 	ImageInfoFile  = "/usr/share/edgebake/image.json" // ImageInfo of the running system, without partitions

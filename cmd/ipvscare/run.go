@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"slices"
@@ -23,6 +24,7 @@ import (
 	"github.com/edgebake/edgebake/cmd/internal/version"
 	"github.com/edgebake/edgebake/configs/printable"
 	"github.com/edgebake/edgebake/ipvs"
+	"github.com/edgebake/edgebake/ipvs/files"
 	"github.com/edgebake/edgebake/ipvs/kernel"
 	"github.com/edgebake/edgebake/ondisk"
 )
@@ -157,7 +159,9 @@ place, so that a restart or an upgrade breaks no connection.`,
 			if !opt.Once && !awaitConfig(ctx, opt.ConfigFile, func(line string) { fmt.Fprintln(stderr, line) }) {
 				return nil // stopped by its context: not an error
 			}
-			opt.Spread = bootSpread(opt.ConfigFile)
+			if up, err := uptime(); err == nil {
+				opt.Spread = bootSpread(opt.ConfigFile, opt.RunDir, up, rand.Float64())
+			}
 			return keep(ctx, opt, kernel.ProcSysNet, stderr)
 		},
 	}
@@ -191,38 +195,43 @@ func awaitConfig(ctx context.Context, file string, log func(string)) bool {
 // bootTime is the time after power-on during which a start counts as part of the boot.
 const bootTime = 5 * time.Minute
 
-// bootSpread returns the delay before the first requests to the API servers. It is random, so that
-// machines that boot at the same time do not send requests at the same time.
-func bootSpread(config string) time.Duration {
-	st, err := os.Stat(config)
-	if err != nil {
-		return 0
-	}
+// uptime returns the time since power-on. It does not depend on the wall clock.
+func uptime() (time.Duration, error) {
 	b, err := os.ReadFile("/proc/uptime")
 	if err != nil {
-		return 0
+		return 0, err
 	}
 	seconds, _, _ := strings.Cut(string(b), " ")
-	up, err := time.ParseDuration(seconds + "s")
-	if err != nil {
+	return time.ParseDuration(seconds + "s")
+}
+
+// bootSpread returns the delay before the first requests to the API servers: the fraction r of the
+// configuration's maximum if the machine is booting, and 0 after any later start. With a random r,
+// machines that boot at the same time do not send requests at the same time.
+func bootSpread(config, runDir string, up time.Duration, r float64) time.Duration {
+	servers, err := ipvs.ReadConfig(config)
+	if err != nil || !firstStart(runDir) || up > bootTime {
 		return 0
 	}
 	most := time.Duration(ondisk.BootSpread)
-	if servers, err := ipvs.ReadConfig(config); err == nil {
-		for _, s := range servers {
-			most = max(most, s.BootSpread)
-		}
-	}
-	return bootDelay(time.Since(st.ModTime()), up, most, rand.Float64())
-}
-
-// bootDelay returns the fraction r of most, or 0 if the machine is not booting. It also returns 0
-// if the configuration is newer than the boot, because first boot wrote it after its own delay.
-func bootDelay(configAge, up, most time.Duration, r float64) time.Duration {
-	if up > bootTime || configAge < up {
-		return 0
+	for _, s := range servers {
+		most = max(most, s.BootSpread)
 	}
 	return time.Duration(r * float64(most))
+}
+
+// firstStart reports whether ipvscare has not started since power-on, and marks that it has.
+// First boot sets the mark too when it writes the configuration, after its own delay.
+func firstStart(runDir string) bool {
+	if files.UseRunDir(runDir) != nil {
+		return false // the daemon reports the error
+	}
+	f, err := os.OpenFile(filepath.Join(runDir, filepath.Base(ondisk.IPVSStarted)), os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return false
+	}
+	f.Close()
+	return true
 }
 
 // maxShown limits the length of a log line in characters. A line may quote a peer's certificate,

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -21,27 +22,48 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// TestSpread checks that a node delays its first request only while it boots.
+// TestSpread checks that a node delays its first request only at the first start after power-on,
+// whatever the clock shows.
 func TestSpread(t *testing.T) {
+	const half = 1500 * time.Millisecond
 	for _, c := range []struct {
-		age, up time.Duration
+		name    string
+		age     time.Duration // of the configuration, according to the clock
+		up      time.Duration
+		marked  bool // ipvscare has started before, or first boot has written the configuration
+		spread  int
 		want    time.Duration
+		invalid bool
 	}{
-		{30 * 24 * time.Hour, 20 * time.Second, 1500 * time.Millisecond},
-		{5 * time.Second, 20 * time.Second, 0}, // first boot has just written the configuration
-		{24 * time.Hour, time.Hour, 0},         // a restart, or a new version
-		{-time.Hour, 20 * time.Second, 0},      // the clock was set back
-		{20 * time.Second, 20 * time.Second, 1500 * time.Millisecond},
+		{name: "a reboot", age: 30 * 24 * time.Hour, up: 20 * time.Second, want: half},
+		{name: "a reboot with the clock set back", age: -time.Hour, up: 20 * time.Second, want: half},
+		{name: "a reboot in a large cluster", age: time.Hour, up: 20 * time.Second, spread: 60, want: 30 * time.Second},
+		{name: "a fresh join", age: time.Second, up: 20 * time.Second, marked: true},
+		{name: "a fresh join before the clock was set forward", age: 24 * time.Hour, up: 20 * time.Second, marked: true},
+		{name: "the first start, long after the boot", age: 24 * time.Hour, up: time.Hour},
+		{name: "without a configuration", up: 20 * time.Second, invalid: true},
 	} {
-		if got := bootDelay(c.age, c.up, ondisk.BootSpread, 0.5); got != c.want {
-			t.Errorf("configuration %v old, up for %v: %v, want %v", c.age, c.up, got, c.want)
+		dir := t.TempDir()
+		config, run := filepath.Join(dir, "ipvs.json"), filepath.Join(dir, "run")
+		if !c.invalid {
+			doc := fmt.Sprintf(`{"version":%d,"servers":[{"masters":["192.0.2.1:6443"],"spreadSeconds":%d}]}`, ondisk.IPVSVersion, c.spread)
+			written := time.Now().Add(-c.age)
+			if err := errors.Join(os.WriteFile(config, []byte(doc), 0o600), os.Chtimes(config, written, written)); err != nil {
+				t.Fatal(err)
+			}
 		}
-	}
-	if got := bootDelay(time.Hour, time.Second, ondisk.BootSpread, 0.999); got >= ondisk.BootSpread || got < ondisk.BootSpread/2 {
-		t.Errorf("delay for r = 0.999: %v", got)
-	}
-	if got := bootSpread(filepath.Join(t.TempDir(), "none")); got != 0 {
-		t.Errorf("without a configuration: %v", got)
+		if c.marked {
+			mark := filepath.Join(run, filepath.Base(ondisk.IPVSStarted))
+			if err := errors.Join(os.Mkdir(run, 0o700), os.WriteFile(mark, nil, 0o600)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := bootSpread(config, run, c.up, 0.5); got != c.want {
+			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
+		if got := bootSpread(config, run, c.up+time.Second, 0.5); got != 0 {
+			t.Errorf("%s, then a restart: %v", c.name, got)
+		}
 	}
 }
 

@@ -66,13 +66,9 @@ func ipvscarePhase(site *configs.Site) run.Phase {
 			if err := member.SaveProvenMasters(ctx, e, site); err != nil {
 				return err
 			}
-			doc, err := IPVSConfig(e, site)
+			wrote, err := writeIPVSConfig(e, site)
 			if err != nil {
 				return err
-			}
-			wrote, err := e.Write(ondisk.IPVSConfig, doc, machine.Mode(0o644))
-			if err != nil {
-				return fmt.Errorf("writing the list of API servers: %w", err)
 			}
 			e.Waiting("ipvscare to serve")
 			if err := StartIPVSCare(ctx, e, site, wrote); err != nil {
@@ -119,16 +115,21 @@ func balanced(site *configs.Site, masters []string) []string {
 	})
 }
 
-// writeIPVSConfig writes the present configuration, which a running ipvscare rereads.
-func writeIPVSConfig(e *machine.Env, site *configs.Site) error {
+// writeIPVSConfig writes the present configuration, which a running ipvscare rereads. It reports
+// whether the configuration has changed.
+func writeIPVSConfig(e *machine.Env, site *configs.Site) (wrote bool, err error) {
 	doc, err := IPVSConfig(e, site)
 	if err == nil {
-		_, err = e.Write(ondisk.IPVSConfig, doc, machine.Mode(0o644))
+		// Before the configuration, with which an ipvscare that waits for it starts at once.
+		_, err = e.Write(ondisk.IPVSStarted, nil, machine.Mode(0o600))
+	}
+	if err == nil {
+		wrote, err = e.Write(ondisk.IPVSConfig, doc, machine.Mode(0o644))
 	}
 	if err != nil {
-		return fmt.Errorf("writing ipvscare's configuration: %w", err)
+		return false, fmt.Errorf("writing ipvscare's configuration: %w", err)
 	}
-	return nil
+	return wrote, nil
 }
 
 // CleanIPVS makes ipvscare remove its rules, which it finds through its configuration. A damaged
@@ -141,7 +142,7 @@ func CleanIPVS(ctx context.Context, e *machine.Env, site *configs.Site) error {
 		e.Log.Warn(ondisk.IPVSConfig + " is damaged: writing it again, so that ipvscare can remove its rules")
 		err := e.Remove(ondisk.IPVSConfig)
 		if site != nil && !site.IPVS.Disabled {
-			err = writeIPVSConfig(e, site)
+			_, err = writeIPVSConfig(e, site)
 		}
 		if err != nil {
 			return fmt.Errorf("replacing the damaged %s: %w", ondisk.IPVSConfig, err)

@@ -77,3 +77,19 @@ func TestIPVScareTakesWhatFirstBootWrites(t *testing.T) {
 		}
 	}
 }
+
+// TestIPVScareDelaysOnlyAfterPowerOn checks that first boot spares ipvscare the random delay when it
+// has written its configuration, and only then.
+func TestIPVScareDelaysOnlyAfterPowerOn(t *testing.T) {
+	t.Parallel()
+	w := nativeWorld(t)
+	w.MustBoot()
+	if !w.Has(ondisk.IPVSStarted) {
+		t.Errorf("after a fresh join, there is no %s", ondisk.IPVSStarted)
+	}
+	w.PowerOn()
+	w.MustBoot()
+	if w.Has(ondisk.IPVSStarted) {
+		t.Errorf("after a reboot, first boot wrote %s", ondisk.IPVSStarted)
+	}
+}

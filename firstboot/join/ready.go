@@ -269,5 +269,6 @@ func saveCluster(ctx context.Context, e *machine.Env, active *site.Active, n *ku
 	if active.Site.IPVS.Disabled {
 		return nil
 	}
-	return writeIPVSConfig(e, active.Site)
+	_, err = writeIPVSConfig(e, active.Site)
+	return err
 }
