@@ -13,6 +13,7 @@ import (
 
 	"github.com/edgebake/edgebake/configs/forms"
 	"github.com/edgebake/edgebake/firstboot/update"
+	"github.com/edgebake/edgebake/ondisk/order"
 )
 
 // updateFlags are the flags of firstboot update.
@@ -76,7 +77,22 @@ func (u *updateFlags) checkArgs(_ *cobra.Command, args []string) error {
 	if len(args) != 1 {
 		return usageError{errors.New("want one image: a file, an http or https URL, oci://REGISTRY/REPOSITORY:TAG, or stick")}
 	}
+	if _, golden, ok := cutGolden(args[0]); ok {
+		if err := order.CheckGolden(golden); err != nil {
+			return usageError{err}
+		}
+	}
 	return nil
+}
+
+// cutGolden splits URL@sha256:GOLDEN, the form of an order. The digest after an image in a registry
+// is that of its manifest.
+func cutGolden(text string) (image, golden string, found bool) {
+	image, golden, ok := order.CutGolden(text)
+	if !ok || !strings.Contains(image, "://") || order.InRegistry(image) {
+		return text, "", false
+	}
+	return image, golden, true
 }
 
 func (u *updateFlags) run(cmd *cobra.Command, m target, log io.Writer, args []string) error {
@@ -101,7 +117,7 @@ func (u *updateFlags) run(cmd *cobra.Command, m target, log io.Writer, args []st
 		return update.CarryOutOrder(ctx, m.env(log), printStep(out))
 	}
 	m.insist()
-	o.Image = args[0]
+	o.Image, o.Golden, _ = cutGolden(args[0])
 	if !strings.Contains(o.Image, "://") && o.Image != update.Stick {
 		abs, err := filepath.Abs(o.Image)
 		if err != nil {

@@ -140,7 +140,7 @@ func (f *fetcher) fetch(ctx context.Context, p *chunk.Part, chunks []int, take f
 			return err
 		}
 		if f.damaged++; f.damaged > maxDamaged {
-			return run.Advise(err, "run the same command again: it continues")
+			return run.Advise(err, "run the same command again: it continues; if it fails in the same way, the image on the server is damaged: copy it there again")
 		}
 	}
 	return nil

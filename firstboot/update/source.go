@@ -122,7 +122,7 @@ func (s *server) find(ctx context.Context) error {
 
 // retry calls try until it succeeds, or has failed too often.
 func (l *requester) retry(ctx context.Context, try func() error) error {
-	for p := (backoff{l: l, tries: 5}); ; {
+	for p := (backoff{l: l, tries: 5, fix: "check the address, and that the server is up; then run the same command again"}); ; {
 		err := try()
 		if err == nil {
 			return nil
@@ -135,7 +135,7 @@ func (l *requester) retry(ctx context.Context, try func() error) error {
 
 // Open returns a reader of a range. It sends requests when it is read.
 func (s *server) Open(ctx context.Context, off, n int64) (io.ReadCloser, error) {
-	return &rangeReader{ctx: ctx, s: s, off: off, end: off + n, backoff: backoff{l: s.requester, tries: 20}}, nil
+	return &rangeReader{ctx: ctx, s: s, off: off, end: off + n, backoff: backoff{l: s.requester, tries: 20, fix: "run the same command again: it continues"}}, nil
 }
 
 // ask requests the bytes from off to end, without end.
@@ -239,6 +239,7 @@ func contentRange(resp *http.Response) (from, size int64, err error) {
 type backoff struct {
 	l        *requester
 	tries    int
+	fix      string // advice after the last failure
 	failures int
 	pause    time.Duration
 }
@@ -254,7 +255,7 @@ func (p *backoff) after(ctx context.Context, err error) error {
 		return err
 	}
 	if p.failures++; p.failures > p.tries {
-		return run.Advise(err, "run the same command again: it continues")
+		return run.Advise(err, p.fix)
 	}
 	p.pause = min(max(2*p.pause, time.Second), maxPause)
 	p.l.tell("next attempt in %s: %s", p.pause, machine.OneLine(err))

@@ -220,7 +220,7 @@ func (u *job) checkImage(ctx context.Context) (err error) {
 		return err
 	}
 	if is := u.image.Index.Golden; u.o.Golden != "" && is != u.o.Golden {
-		return fmt.Errorf("its golden digest is %s, but %s was ordered", is, u.o.Golden)
+		return fmt.Errorf("its golden digest is %s, and must be %s", is, u.o.Golden)
 	}
 	if err := json.Unmarshal(u.image.Index.ImageInfo, &u.next); err != nil || u.next.Version < 1 {
 		return errors.New("its image.json is damaged: build it again")
