@@ -256,7 +256,7 @@ func (r *buildEnv) packDir(ctx context.Context, dir string, date time.Time) (str
 func canonical(v any) (json.RawMessage, error) {
 	b, err := json.Marshal(v)
 	if err != nil {
-		return nil, errors.Join(errors.New("encoding the plan"), err)
+		return nil, fmt.Errorf("encoding as JSON: %w", err)
 	}
 	return b, nil
 }

@@ -363,9 +363,9 @@ func TestBuildRefuses(t *testing.T) {
 				os.Remove(filepath.Join(dir, "notes.txt")), os.RemoveAll(filepath.Join(dir, "overlay")), os.Remove(filepath.Join(dir, "base.tar")))
 		}, want: []string{"programs/kubelet", "agents.firstboot", "files[1].source", "overlays[0].dir: ", "base.tar:"}},
 		{name: "wrong digest", edit: replace("file: base.tar", "file: base.tar\n    sha256: "+strings.Repeat("ab", 32)), want: []string{"base.tar:", "expected " + strings.Repeat("ab", 32)}},
-		{name: "archive cut short", prep: func(dir string) error {
+		{name: "archive truncated", prep: func(dir string) error {
 			return os.Truncate(filepath.Join(dir, "base.tar"), 5000)
-		}, want: []string{"base.tar: the tar is cut short after ./"}},
+		}, want: []string{"base.tar: the tar is truncated after ./"}},
 		{name: "archive is something else", prep: func(dir string) error {
 			return os.WriteFile(filepath.Join(dir, "base.tar"), bytes.Repeat([]byte("no tar "), 1000), 0o644)
 		}, want: []string{"base.tar: not a tar archive"}},

@@ -95,7 +95,7 @@ func TestInputChangesWhileBuilding(t *testing.T) {
 				}
 			}
 			_, err = Build(t.Context(), p.image(t), o)
-			if err == nil || !strings.Contains(err.Error(), base) || !strings.Contains(err.Error(), "has changed while it was used") || !strings.Contains(err.Error(), "run the build again") {
+			if err == nil || !strings.Contains(err.Error(), base) || !strings.Contains(err.Error(), "changed while it was in use") || !strings.Contains(err.Error(), "run the build again") {
 				t.Errorf("the build: %v", err)
 			}
 			if left, err := os.ReadDir(filepath.Dir(o.Output)); err != nil || len(left) > 0 {

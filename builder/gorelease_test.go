@@ -211,7 +211,7 @@ func TestLockNamesGo(t *testing.T) {
 	forget()
 	t.Setenv("PATH", t.TempDir())
 	_, err = build(nil, true)
-	if want := "(the lock's is of " + here + ")"; err == nil || !strings.Contains(err.Error(), want) {
+	if want := "(the lock was made with " + here + ")"; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("error lacks %q: %v", want, err)
 	}
 }
@@ -293,7 +293,7 @@ func TestCachedProgramsSayCached(t *testing.T) {
 		return kubelet, versions
 	}
 	kubelet, versions := build()
-	if len(kubelet) < 2 || kubelet[0] != "start compiling it with Go: one to four minutes on two cores, once" || len(versions) != 2 {
+	if len(kubelet) < 2 || kubelet[0] != "start compiling with Go: one to four minutes on two cores; the result is cached" || len(versions) != 2 {
 		t.Errorf("the first time: %q, %q", kubelet, versions)
 	}
 	before := asked()

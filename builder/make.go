@@ -161,7 +161,7 @@ func (b *executor) missingTools(ctx context.Context, compile, rest []string) err
 			}
 			release := ""
 			if in := b.input(name); b.Locked && in.Go != "" {
-				release = " (the lock's is of " + in.Go + ")"
+				release = " (the lock was made with " + in.Go + ")"
 			}
 			errs = append(errs, &configs.FieldError{Path: field, Err: fmt.Errorf("compiling %s needs Go%s, and %w, or %s", name, release, goErr, hint)})
 		}
@@ -308,7 +308,7 @@ func (b *executor) makeOne(ctx context.Context, name string) error {
 }
 
 // compiling is the text of a step that compiles a program.
-const compiling = "compiling it with Go: one to four minutes on two cores, once"
+const compiling = "compiling with Go: one to four minutes on two cores; the result is cached"
 
 // makeInput puts the bytes of an input into the cache and records their digest.
 func (b *executor) makeInput(ctx context.Context, name string) error {
@@ -371,9 +371,9 @@ func (b *executor) stepText(in plan.Input, compiled string) string {
 	case in.Make == makeGo:
 		return compiling
 	case in.Make == makeDebian && b.arch != runtime.GOARCH:
-		return "making it with mmdebstrap; its packages' scripts run in emulation: about eight minutes, once"
+		return "making the base with mmdebstrap, with emulated package scripts: about eight minutes; the result is cached"
 	case in.Make == makeDebian:
-		return "making it with mmdebstrap: two to five minutes, more over a slow network; once for these packages"
+		return "making the base with mmdebstrap: two to five minutes, more over a slow network; the result is cached"
 	case in.Make != "":
 		return "making it (" + in.Make + ")"
 	case in.File != "":
@@ -515,7 +515,7 @@ func (b *executor) lockedHint(in plan.Input, compiledBy string) string {
 		return "; the Debian archive has changed: use the exported base (--base FILE, see edgebake build --export-base), or " + renew
 	case makeGo:
 		if in.Go == "" {
-			return "; this input was compiled by " + compiledBy + " here, and the lock does not record its Go release: try the one that was current then (GOTOOLCHAIN=go1.X.Y), or " + renew
+			return "; this input was compiled by " + compiledBy + " here, and the lock does not record its Go release: try the release that was current when the lock was made (GOTOOLCHAIN=go1.X.Y), or " + renew
 		}
 	}
 	if b.doc == nil {

@@ -182,7 +182,7 @@ func checkOverlay(path, dir string) error {
 		return err
 	}
 	if within(inner, outer) {
-		return fmt.Errorf("packing overlay %s: it contains the Image, and so the lock and the built images: move the overlay to its own directory", path)
+		return fmt.Errorf("packing overlay %s: it contains the Image, and therefore also the lock and the built images: move the overlay to its own directory", path)
 	}
 	return nil
 }

@@ -189,7 +189,7 @@ func (b *buildEnv) publishedDigest(ctx context.Context, url string) (string, err
 	for _, ext := range sidecars {
 		sha, err := fetch.Head(ctx, b.Cache, url+ext, maxSidecar)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return "", fmt.Errorf("finding its digest: %w", err) // the next sidecar would fail too
+			return "", fmt.Errorf("reading the published digest: %w", err) // the next sidecar would fail too
 		}
 		if err != nil {
 			errs = append(errs, err)

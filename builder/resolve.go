@@ -167,7 +167,7 @@ func (b *resolver) resolveBase(ctx context.Context) error {
 		b.add(origin{field: "base.debian"}, inputBase, in, &plan.Layer{})
 		return nil
 	case base.Tar != nil && base.Tar.File != "" && b.Base != "":
-		return &configs.FieldError{Path: "base.tar.file", Err: fmt.Errorf("the Image already names its base: build without --base %s, or put that name here", b.Base)}
+		return &configs.FieldError{Path: "base.tar.file", Err: fmt.Errorf("the Image already names a local base: build without --base %s, or set base.tar.file to that file", b.Base)}
 	case base.Tar != nil:
 		return b.fileSource(ctx, inputBase, "base.tar", *base.Tar, &plan.Layer{})
 	case base.OCI != nil:

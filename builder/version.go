@@ -27,7 +27,7 @@ func (b *buildEnv) checkVersion(sha, name, field, version string) error {
 		return fmt.Errorf("reading %s: %w", name, err)
 	}
 	if !has {
-		return fmt.Errorf("%s is not %s: use the program of that version, or set %s to the version that `%s --version` prints", name, version, field, name)
+		return fmt.Errorf("%s is not version %s: use a program of that version, or set %s to the version that `%s --version` prints", name, version, field, name)
 	}
 	return nil
 }

@@ -53,10 +53,10 @@ func TestProgramsOfAnotherVersion(t *testing.T) {
 		"those":            {goProgram(t, "v1.36.3", "v1.0.0"), ctr, ""},
 		"which do not say": {buildtest.Program("amd64"), buildtest.Program("amd64"), ""},
 		"one of a later patch release": {later, ctr,
-			"kubernetes.source: programs/kubelet is not v1.36.3: use the program of that version, or set kubernetes.version to the version that `programs/kubelet --version` prints"},
+			"kubernetes.source: programs/kubelet is not version v1.36.3: use a program of that version, or set kubernetes.version to the version that `programs/kubelet --version` prints"},
 		"others": {other, goProgram(t, "v2.2.8", "v1.0.0"),
-			"kubernetes.source: programs/kubelet is not v1.36.3: use the program of that version, or set kubernetes.version to the version that `programs/kubelet --version` prints\n" +
-				"containerd.source: programs/ctr is not 2.2.9: use the program of that version, or set containerd.version to the version that `programs/ctr --version` prints"},
+			"kubernetes.source: programs/kubelet is not version v1.36.3: use a program of that version, or set kubernetes.version to the version that `programs/kubelet --version` prints\n" +
+				"containerd.source: programs/ctr is not version 2.2.9: use a program of that version, or set containerd.version to the version that `programs/ctr --version` prints"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newProject(t, buildtest.Base(), nil)

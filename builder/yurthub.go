@@ -30,5 +30,5 @@ func checkYurthub(program io.ReaderAt, want *configs.Yurthub) error {
 	if is == "" || semver.MajorMinor(is) == semver.MajorMinor(want.Version) {
 		return nil
 	}
-	return fmt.Errorf("is %s, but the Image says %s; use the program of %s, or set yurthub.version to %s if the cluster runs that release of OpenYurt", is, want.Version, want.Version, is)
+	return fmt.Errorf("is %s, but yurthub.version is %s: use the program of %s, or set yurthub.version to %s if the cluster runs that release of OpenYurt", is, want.Version, want.Version, is)
 }

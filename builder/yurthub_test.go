@@ -181,7 +181,7 @@ func openYurt(t *testing.T, gitVersion string, flags ...string) string {
 // TestYurthubOfAnotherVersion checks that a yurthub of another version is rejected: its unknown
 // arguments would keep it from starting.
 func TestYurthubOfAnotherVersion(t *testing.T) {
-	const want = "yurthub.binary: programs/yurthub is v1.6.1, but the Image says v1.7.0; use the program of v1.7.0, or set yurthub.version to v1.6.1 if the cluster runs that release of OpenYurt"
+	const want = "yurthub.binary: programs/yurthub is v1.6.1, but yurthub.version is v1.7.0: use the program of v1.7.0, or set yurthub.version to v1.6.1 if the cluster runs that release of OpenYurt"
 	other := openYurt(t, "v1.6.1")
 	check := func(t *testing.T, err error, want string) {
 		t.Helper()

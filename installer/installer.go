@@ -104,7 +104,7 @@ func (r *installation) sleep(ctx context.Context, d time.Duration) error {
 func Run(ctx context.Context, c ondisk.Install, e *Env) error {
 	r := &installation{Env: e, c: c}
 	if c.Version != ondisk.InstallVersion {
-		return fmt.Errorf("%s has version %d, but this program knows only version %d: make the installer again", ondisk.InstallConfig, c.Version, ondisk.InstallVersion)
+		return fmt.Errorf("%s has version %d, but this installer supports only version %d: make the installer again", ondisk.InstallConfig, c.Version, ondisk.InstallVersion)
 	}
 	var err error
 	if r.rule, err = device.ParseRule(c.Disk); err != nil {

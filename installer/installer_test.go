@@ -593,7 +593,7 @@ func TestFails(t *testing.T) {
 	if err := r.run(5 * time.Minute); !errors.Is(err, errStopped) {
 		t.Error(err)
 	}
-	r.want("FAILED: ", "cut short")
+	r.want("FAILED: ", "truncated")
 	r.untouched(r.disks[0].Path)
 }
 

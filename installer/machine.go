@@ -137,7 +137,7 @@ func volume(name string) (Source, error) {
 		}
 		return Source{Image: mounted(), Disk: dev}, nil
 	}
-	return Source{}, fmt.Errorf("no drive has the volume %s yet: leave it in", name)
+	return Source{}, fmt.Errorf("no drive has the volume %s yet: leave the disc or stick inserted", name)
 }
 
 // volumeOf returns the name of the ISO 9660 volume on a device (ECMA-119, 8.4),

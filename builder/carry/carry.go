@@ -107,7 +107,7 @@ func readConfig(b []byte, m *artifact.Manifest) (*config, error) {
 		return nil, errors.New("the config is damaged: it has no version: push the image again")
 	}
 	if c.Version > configVersion {
-		return nil, fmt.Errorf("a newer edgebake pushed this image: the config has version %d, and this edgebake knows only version %d: use the edgebake that pushed it, or a newer one", c.Version, configVersion)
+		return nil, fmt.Errorf("a newer edgebake pushed this image: the config has version %d, but this edgebake supports only version %d: use the edgebake that pushed it, or a newer one", c.Version, configVersion)
 	}
 	if sum := m.Stored(); sum != c.Stored || c.Stored > artifact.MaxStored || int64(len(c.Table)) >= c.Stored {
 		return nil, fmt.Errorf("the parts have %d bytes, but the config lists %d: push the image again", m.Stored(), c.Stored)

@@ -350,7 +350,7 @@ func (n *node) refusals() (out, lost []string) {
 			case at == "[SWAP]":
 				add("%s is swap in use: swapoff %s", x.Name, x.Path)
 			case slices.Contains(systemMounts, at):
-				add("this computer runs from it: %s is mounted at %s", x.Name, at)
+				add("the running system uses this disk: %s is mounted at %s", x.Name, at)
 			case !system: // do not suggest to unmount the running system
 				add("%s is mounted at %s: umount %s", x.Name, clean(at), x.Path)
 			}

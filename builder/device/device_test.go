@@ -45,8 +45,8 @@ func TestDisks(t *testing.T) {
 	want := map[string][]string{
 		"/dev/sdc":   nil,
 		"/dev/loop0": {"the disk is read-only", "loop0 is mounted at /snap/x: umount /dev/loop0"},
-		"/dev/sda": {"this computer runs from it: sda1 is mounted at /boot/efi", "sda2 is part of LVM", "wipefs --all /dev/sda2",
-			"sda2 is in use by /dev/mapper/vg-root (lvm)", "this computer runs from it: vg-root is mounted at /",
+		"/dev/sda": {"the running system uses this disk: sda1 is mounted at /boot/efi", "sda2 is part of LVM", "wipefs --all /dev/sda2",
+			"sda2 is in use by /dev/mapper/vg-root (lvm)", "the running system uses this disk: vg-root is mounted at /",
 			"vg-swap is swap in use: swapoff /dev/mapper/vg-swap"},
 		"/dev/sdb":     {"sdb1 is mounted at /media/me/STICK: umount /dev/sdb1"},
 		"/dev/sdd":     {"sdd is part of a Linux RAID", "sdd is in use by /dev/md0 (raid1)"},

@@ -185,7 +185,7 @@ func (d downloader) get(ctx context.Context, u string) (*http.Response, error) {
 			err = fmt.Errorf("%s is not found in DNS; check its spelling, and the network", ne.Name)
 		}
 		if errors.Is(err, io.EOF) {
-			err = errors.New("the server closed the connection without an answer")
+			err = errors.New("the server closed the connection without a response")
 		}
 		if errors.Is(err, errDowngrade) {
 			return nil, err
@@ -196,7 +196,7 @@ func (d downloader) get(ctx context.Context, u string) (*http.Response, error) {
 		return resp, nil
 	}
 	resp.Body.Close()
-	err = fmt.Errorf("the server answers %s", resp.Status)
+	err = fmt.Errorf("the server responded with %s", resp.Status)
 	switch code := resp.StatusCode; {
 	case code == http.StatusUnauthorized || code == http.StatusForbidden || code == http.StatusProxyAuthRequired:
 		return nil, fmt.Errorf("%w: other credentials are required (user:password@ in the URL)", err)

@@ -319,12 +319,12 @@ func TestDownload(t *testing.T) {
 		{name: "passing trouble", urls: []string{"/busy"}, asked: 3},
 		{name: "next mirror at once", urls: []string{"/down", "/good"}, asked: 1},
 		{name: "mirror with another file", urls: []string{"/other", "/good"}, asked: 1},
-		{name: "down", urls: []string{"/down"}, asked: 3, err: []string{"/down: the server answers 500"}},
+		{name: "down", urls: []string{"/down"}, asked: 3, err: []string{"/down: the server responded with 500"}},
 		{name: "too many requests", urls: []string{"/toomany"}, asked: 3, err: []string{"429"}},
 		{name: "missing", urls: []string{"/none"}, err: []string{"404", "check version, name and architecture"}},
 		{name: "credentials", urls: []string{"/secret"}, asked: 1, err: []string{"401", "user:password@"}},
-		{name: "cut short", urls: []string{"/cut"}, asked: 3, err: []string{"the connection ended in the middle of the file"}},
-		{name: "hangs up", urls: []string{"/hangup"}, asked: 3, err: []string{"/hangup: the server closed the connection without an answer"}},
+		{name: "truncated", urls: []string{"/cut"}, asked: 3, err: []string{"the connection ended in the middle of the file"}},
+		{name: "hangs up", urls: []string{"/hangup"}, asked: 3, err: []string{"/hangup: the server closed the connection without a response"}},
 		{name: "stall", urls: []string{"/stall"}, asked: 3, err: []string{"no data for 100ms"}},
 		{name: "another file", urls: []string{"/other"}, asked: 1, err: []string{"sha256 is " + sum([]byte("another file")), "the file on the server is not the expected one"}},
 		{name: "all mirrors are named", urls: []string{"/none", "/secret"}, asked: 1, err: []string{"/none: ", "/secret: "}},
@@ -480,7 +480,7 @@ func TestUncompressed(t *testing.T) {
 		}
 		cut := put(b.Bytes()[:b.Len()-3])
 		if _, err := Uncompressed(t.Context(), c, cut, 1<<20); err == nil || !strings.Contains(err.Error(), name) {
-			t.Errorf("%s, cut short: %v", name, err)
+			t.Errorf("%s, truncated: %v", name, err)
 		}
 	}
 	for _, b := range [][]byte{plain, nil, []byte("x")} {

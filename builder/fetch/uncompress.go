@@ -148,7 +148,7 @@ func Uncompressed(ctx context.Context, c *Cache, sha string, limit int64) (strin
 			return err
 		})
 		if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) {
-			return "", fmt.Errorf("uncompressing (%s): %w: it is cut short; fetch it again", z.name, err)
+			return "", fmt.Errorf("uncompressing (%s): %w: the file is truncated: fetch it again", z.name, err)
 		}
 		if err != nil {
 			return "", fmt.Errorf("uncompressing (%s): %w", z.name, err)

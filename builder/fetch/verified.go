@@ -152,7 +152,7 @@ func (c *Cache) unchangedBut(one string) error {
 }
 
 func (c *Cache) changedError(sha string) error {
-	return fmt.Errorf("cached input %s has changed while it was used (%s): run the build again, which replaces it if it is damaged; if this repeats, find the program that writes to the cache", sha, c.BlobPath(sha))
+	return fmt.Errorf("cached input %s changed while it was in use (%s): run the build again, which replaces it if it is damaged; if this repeats, find the program that writes to the cache", sha, c.BlobPath(sha))
 }
 
 // drop removes a damaged blob, unless its file has changed since it was hashed.

@@ -217,7 +217,7 @@ func TestMadeOfWhatChanged(t *testing.T) {
 		b, err := c.ReadBlob(out)
 		return string(b), err
 	}
-	if got, err := made(func(c *Cache, sha string) { spoil(t, c, sha, "kubelex", false) }); err == nil || !strings.Contains(err.Error(), "has changed while it was used") {
+	if got, err := made(func(c *Cache, sha string) { spoil(t, c, sha, "kubelex", false) }); err == nil || !strings.Contains(err.Error(), "changed while it was in use") {
 		t.Errorf("using a blob that changed gave %q, %v", got, err)
 	}
 	if got, err := made(func(*Cache, string) {}); err != nil || got != "kubelet" {

@@ -253,7 +253,7 @@ func (b *baker) layer(ctx context.Context, l Layer, parent *snapshot) (*snapshot
 	s, err := applyLayer(ctx, b.cache, io.NewSectionReader(f, 0, st.Size()), diff, parent, b.options.SourceDate, b.budget)
 	switch {
 	case errors.Is(err, errHostile):
-		return nil, fmt.Errorf("%w; the image may be hostile: do not use it", err)
+		return nil, fmt.Errorf("%w; the image may be malicious: do not use it", err)
 	case fetch.NoSpace(err), errors.Is(err, context.Canceled):
 		return nil, err
 	case errors.As(err, new(*LimitError)):

@@ -118,7 +118,7 @@ func openTar(ctx context.Context, c *fetch.Cache, f fileAt, name string, limit s
 				return errors.New("the file changes while it is read: find the program that writes to it")
 			}
 			if err != nil && !errors.Is(err, context.Canceled) && !errors.As(err, new(*LimitError)) && !fetch.NoSpace(err) {
-				return fmt.Errorf("uncompressing: %w; the archive is cut short or damaged, copy or make it again", err)
+				return fmt.Errorf("uncompressing: %w; the archive is truncated or damaged: copy or make it again", err)
 			}
 			return err
 		})
@@ -151,7 +151,7 @@ func openTar(ctx context.Context, c *fetch.Cache, f fileAt, name string, limit s
 		b.label = "docker archive " + name
 		src, err = openDocker(b)
 	default:
-		err = errors.New("the archive has neither oci-layout nor manifest.json: it is cut short, or not an image archive; make it with `docker save` or `skopeo copy … oci-archive:`")
+		err = errors.New("the archive has neither oci-layout nor manifest.json: it is truncated, or not an image archive; make it with `docker save` or `skopeo copy … oci-archive:`")
 	}
 	return src, err
 }
@@ -180,7 +180,7 @@ func tarBundle(r io.ReaderAt, size int64) (*bundle, map[string]bool, error) {
 			break
 		}
 		if err != nil {
-			return nil, nil, fmt.Errorf("reading the tar after byte %d: %w; the archive is cut short, damaged, or not a tar: copy or make it again", position(sr), err)
+			return nil, nil, fmt.Errorf("reading the tar after byte %d: %w; the archive is truncated, damaged, or not a tar: copy or make it again", position(sr), err)
 		}
 		name := path.Clean(h.Name)
 		if len(spans)+len(links) > maxArchiveFiles {

@@ -76,12 +76,12 @@ func TestXattrs(t *testing.T) {
 		{"capability", xattr("security.capability", imagetest.Capability), " security.capability"},
 		{"capability of revision 3", xattr("security.capability", capability(0x03000001, 24)), " security.capability"},
 		{"capability of revision 1", xattr("security.capability", capability(0x01000000, 12)), "!not of revision 2 or 3"},
-		{"capability cut short", xattr("security.capability", imagetest.Capability[:19]), "!not of revision 2 or 3"},
+		{"capability truncated", xattr("security.capability", imagetest.Capability[:19]), "!not of revision 2 or 3"},
 		{"capability of another size", xattr("security.capability", capability(0x02000000, 24)), "!not of revision 2 or 3"},
 		{"no capability", xattr("security.capability", ""), "!not of revision 2 or 3"},
 		{"ACL", xattr("system.posix_acl_access", imagetest.ACL), " system.posix_acl_access"},
 		{"ACL of another version", xattr("system.posix_acl_access", acl(1, u, g, o)), ""},
-		{"ACL cut short", xattr("system.posix_acl_access", imagetest.ACL[:9]), "!not a POSIX ACL"},
+		{"ACL truncated", xattr("system.posix_acl_access", imagetest.ACL[:9]), "!not a POSIX ACL"},
 		{"ACL without others", xattr("system.posix_acl_access", plain(u, g)), "!incomplete"},
 		{"ACL without a mask", xattr("system.posix_acl_access", plain(u, [3]uint32{2, 7, 5}, g, o)), "!incomplete"},
 		{"ACL out of order", xattr("system.posix_acl_access", plain(u, o, g)), "!out of order"},
@@ -474,7 +474,7 @@ func TestZstdWindows(t *testing.T) {
 			continue
 		}
 		wantError(t, err, "layer 2 of 2", tt.want)
-		if strings.Contains(err.Error(), "damaged") || strings.Contains(err.Error(), "cut short") {
+		if strings.Contains(err.Error(), "damaged") || strings.Contains(err.Error(), "truncated") {
 			t.Errorf("nothing is damaged: %v", err)
 		}
 	}
@@ -662,7 +662,7 @@ func TestIndexes(t *testing.T) {
 	l := newLayout(t, small("edgebake.test/a:1", "a"))
 	l.wrap(func(jsonDoc) []any { return []any{l.foreign("arm64"), l.foreign("s390x")} })
 	_, err := Resolve(t.Context(), newCache(t), l.imgs, testOptions())
-	wantError(t, err, "nothing for linux/amd64, only for linux/arm64, linux/s390x")
+	wantError(t, err, "no manifest for linux/amd64, only for linux/arm64, linux/s390x")
 }
 
 // TestIndexOfAnAilingRegistry checks that a temporary failure of a registry is an error, and does
@@ -760,7 +760,7 @@ func TestDocumentsAreReadAsContainerdDoes(t *testing.T) {
 		"annotations has a number": {func(m, _ jsonDoc) { m["annotations"] = jsonDoc{"a": 1} }, "annotations is a JSON number, expected a string"},
 		"urls is a string":         {func(m, _ jsonDoc) { layerOf(m, 0)["urls"] = "x" }, "is a JSON string, expected a list"},
 		"negative size":            {func(m, _ jsonDoc) { layerOf(m, 0)["size"] = -5 }, "the size -5"},
-		"manifest with manifests":  {func(m, _ jsonDoc) { m["manifests"] = []any{} }, "descriptor says manifest, but the blob is an index"},
+		"manifest with manifests":  {func(m, _ jsonDoc) { m["manifests"] = []any{} }, "descriptor has the media type of a manifest, but the blob is an index"},
 		"schema 1":                 {func(m, _ jsonDoc) { m["fsLayers"] = []any{} }, "schema 1"},
 		"unknown fields": {func(m, c jsonDoc) {
 			m["x"], c["x"] = 1, 1

@@ -268,7 +268,7 @@ func CheckContainerd(version string) error {
 	if len(parts) >= 2 && slices.Contains(KnownContainerd(), parts[0]+"."+leadingDigits(parts[1])) {
 		return nil
 	}
-	return fmt.Errorf("containerd %q: this edgebake does not know its image store, only the image store of %s; choose one of these versions, or imageStore.mode: import",
+	return fmt.Errorf("edgebake cannot bake images for containerd %q, only for %s: choose one of these versions, or set imageStore.mode: import",
 		version, strings.Join(KnownContainerd(), ", "))
 }
 

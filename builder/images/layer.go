@@ -187,7 +187,7 @@ func (d *digestReader) explain(err error) error {
 	case errors.Is(err, zstd.ErrUnknownDictionary):
 		return errors.New("uncompressing the layer: it was compressed with a zstd dictionary, which containerd does not support: have the image pushed again without one")
 	}
-	return fmt.Errorf("uncompressing the layer: %v; it was cut short or damaged before it was pushed (its digest is right): have the image built and pushed again", err)
+	return fmt.Errorf("uncompressing the layer: %v; it was truncated or damaged before it was pushed (its digest is right): have the image built and pushed again", err)
 }
 
 // unpacker uncompresses the layers of one image within limits.

@@ -225,8 +225,8 @@ func TestBadLayouts(t *testing.T) {
 				diffs[1] = "sha256:" + strings.Repeat("ab", 32)
 			})
 		}, []string{"layer 2 of 2", "do not match the diffID", "pushed again"}},
-		{"truncated gzip", func(t *testing.T, l *layout) { cut(t, l, "gzip") }, []string{"layer 2 of 2", "uncompressing", "unexpected EOF", "cut short", "its digest is right", "pushed again"}},
-		{"truncated zstd", func(t *testing.T, l *layout) { cut(t, l, "zstd") }, []string{"layer 2 of 2", "uncompressing", "unexpected EOF", "cut short", "its digest is right", "pushed again"}},
+		{"truncated gzip", func(t *testing.T, l *layout) { cut(t, l, "gzip") }, []string{"layer 2 of 2", "uncompressing", "unexpected EOF", "truncated", "its digest is right", "pushed again"}},
+		{"truncated zstd", func(t *testing.T, l *layout) { cut(t, l, "zstd") }, []string{"layer 2 of 2", "uncompressing", "unexpected EOF", "truncated", "its digest is right", "pushed again"}},
 		{"not what it was", func(t *testing.T, l *layout) {
 			l.change(func(m, _ jsonDoc) {
 				// The blob cannot be uncompressed. Still, the error must report its wrong digest.
@@ -281,7 +281,7 @@ func TestBadLayouts(t *testing.T) {
 				d["mediaType"] = "application/vnd.oci.image.layer.v1.tar"
 				c["rootfs"].(jsonDoc)["diff_ids"].([]any)[1] = d["digest"]
 			})
-		}, []string{"layer 2 of 2", "../../../etc/shadow", "leads out of the image; the image may be hostile: do not use it"}},
+		}, []string{"layer 2 of 2", "../../../etc/shadow", "leads out of the image; the image may be malicious: do not use it"}},
 		{"layer that is no tar", func(t *testing.T, l *layout) {
 			l.change(func(m, c jsonDoc) {
 				d := layerOf(m, 1)
@@ -325,7 +325,7 @@ func TestMissingPlatformSaysWhichExist(t *testing.T) {
 	o := testOptions()
 	o.Arch = "riscv64"
 	_, err := resolveAndBake(t, newCache(t), o, l.imgs)
-	wantError(t, err, "edgebake.test/a:1", "nothing for linux/riscv64", "linux/amd64", "linux/arm64", "linux/s390x")
+	wantError(t, err, "edgebake.test/a:1", "no manifest for linux/riscv64", "linux/amd64", "linux/arm64", "linux/s390x")
 
 	l = newLayout(t, small("edgebake.test/b:1", "b"))
 	_, err = resolveAndBake(t, newCache(t), o, l.imgs)
@@ -644,13 +644,13 @@ func TestRegistryFailures(t *testing.T) {
 		{"429", status(429, "/manifests/"), 0, []string{"limits requests", "mirror"}},
 		{"500", status(500, "/manifests/"), 0, []string{"failing", "mirror"}},
 		{"503 blob", status(503, "/blobs/"), 0, []string{"config sha256:", "failing"}},
-		{"hangs up", hangup, 0, []string{"closed the connection without an answer", "proxy", "mirror"}},
+		{"hangs up", hangup, 0, []string{"closed the connection without a response", "proxy", "mirror"}},
 		{"hangs", hang, briefly, []string{"sent nothing for 300ms", "proxy", "mirror"}},
 		{"stalls", stall("/blobs/"), briefly, []string{"sent nothing for 300ms", "proxy", "mirror"}},
 		{"stalls in a manifest", stall("/manifests/"), briefly, []string{"sent nothing for 300ms", "proxy", "mirror"}},
 		{"wrong bytes", short, 0, []string{"config sha256:", "expected", "use another source"}},
 		{"login server by address", realm("http://10.1.2.3/token"), 0, []string{"10.1.2.3", "by a host name"}},
-		{"a page", page, 0, []string{"the answer is not an image manifest (its type is \"text/html", "login page"}},
+		{"a page", page, 0, []string{"the response is not an image manifest (its type is \"text/html", "login page"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()

@@ -231,7 +231,7 @@ func parseManifest(raw []byte, mediaType *string) (manifestDoc, error) {
 	doc := manifestDoc{}
 	switch {
 	case len(parts.FSLayers) > 0, strings.HasPrefix(*mediaType, "application/vnd.docker.distribution.manifest.v1"):
-		return doc, errors.New("this is a docker schema 1 manifest, which containerd no longer runs; push the image again with a current tool")
+		return doc, errors.New("this is a docker schema 1 manifest, which containerd no longer supports: push the image again with a current tool")
 	case isIndex(called) && isManifest(*mediaType):
 		return doc, errIsManifest
 	case isManifest(called) && isIndex(*mediaType):
@@ -255,8 +255,8 @@ func parseManifest(raw []byte, mediaType *string) (manifestDoc, error) {
 }
 
 var (
-	errIsManifest = errors.New("the descriptor says index, but the blob is a manifest; have the image pushed again")
-	errIsIndex    = errors.New("the descriptor says manifest, but the blob is an index; have the image pushed again")
+	errIsManifest = errors.New("the descriptor has the media type of an index, but the blob is a manifest: have the image pushed again")
+	errIsIndex    = errors.New("the descriptor has the media type of a manifest, but the blob is an index: have the image pushed again")
 )
 
 // readStrict decodes a document into containerd's own type. containerd could not run an image that
@@ -431,9 +431,9 @@ func (r *indexReader) nothing() error {
 		return fmt.Errorf("more than %d entries of the index have no platform; name one entry by its digest", maxIndexDoc)
 	}
 	if len(r.have) == 0 {
-		return fmt.Errorf("the image has nothing for linux/%s; choose an image for this architecture, or build the disk image for another arch", r.arch)
+		return fmt.Errorf("the image has no manifest for linux/%s: choose an image for this architecture, or build the disk image for another arch", r.arch)
 	}
-	return fmt.Errorf("the image has nothing for linux/%s, only for %s; choose an image for this architecture, or build the disk image for another arch", r.arch, strings.Join(r.have, ", "))
+	return fmt.Errorf("the image has no manifest for linux/%s, only for %s: choose an image for this architecture, or build the disk image for another arch", r.arch, strings.Join(r.have, ", "))
 }
 
 // platformName returns the name of a platform for messages.
@@ -500,7 +500,7 @@ func (p *Pinned) readConfig(ctx context.Context, c *fetch.Cache, src source, ref
 	// any. The config's variant is ignored, because without an index the reference names the
 	// manifest itself.
 	if platform := image.Platform; !platformKnown && platform.Architecture != "" && !fits(ocispec.Platform{OS: platform.OS, Architecture: platform.Architecture}, arch) {
-		return fail("the image is for %s, not for linux/%s; choose an image for this architecture, or build the disk image for another arch", platformName(platform), arch)
+		return fail("the image is for %s, not for linux/%s: choose an image for this architecture, or build the disk image for another arch", platformName(platform), arch)
 	}
 	diffIDs := image.RootFS.DiffIDs
 	if len(diffIDs) != len(doc.Layers) {

@@ -90,7 +90,7 @@ func readDoc(ctx context.Context, c *fetch.Cache, src source, ref imageref.Ref, 
 // on the descriptor.
 func checkSize(d Descriptor, size int64) error {
 	if size != d.Size {
-		return fmt.Errorf("the blob has %d bytes, but the descriptor says %d: have the image pushed again", size, d.Size)
+		return fmt.Errorf("the blob has %d bytes, but its descriptor lists %d: have the image pushed again", size, d.Size)
 	}
 	return nil
 }

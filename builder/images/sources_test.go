@@ -212,8 +212,8 @@ func TestBadArchives(t *testing.T) {
 		raw  []byte
 		want string
 	}{
-		"cut off":       {whole[:len(whole)/2], "cut short"},
-		"cut off, gzip": {compressed(t, whole, "gzip")[:200], "unexpected EOF; the archive is cut short"},
+		"cut off":       {whole[:len(whole)/2], "truncated"},
+		"cut off, gzip": {compressed(t, whole, "gzip")[:200], "unexpected EOF; the archive is truncated"},
 		"cut off, zstd": {compressed(t, whole, "zstd")[:200], "unexpected EOF"},
 		"empty":         {nil, "docker save"},
 		"other tar":     {tarDir(t, filepath.Join(dir, "blobs")), "docker save"},

@@ -201,7 +201,7 @@ func (m *Image) unknownFields(site *configs.Site, spreadIsDefault bool) (probs c
 	}
 	for _, f := range site.FieldsBeyond(m.info.SiteFields) {
 		if f != configs.SpreadField || !spreadIsDefault {
-			probs = append(probs, configs.Problem{Path: f, Msg: "this image's first boot does not know the field: remove it, or build the image again with this edgebake"})
+			probs = append(probs, configs.Problem{Path: f, Msg: "this image's first boot does not support the field: remove it, or build the image again with this edgebake"})
 		}
 	}
 	return probs

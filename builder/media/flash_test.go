@@ -639,8 +639,8 @@ func TestFlashRefuses(t *testing.T) {
 		"sectors and size and site": {image, func(o *FlashOptions) { o.Size, o.Sector, o.Site = 1<<20, 4096, &other },
 			[]string{"use a larger disk", "build it with disk.sector: 4096", "arm64", "cloud", "v9"}},
 		"4Kn image":      {wide, func(o *FlashOptions) { o.Sector, o.Size = 512, 1<<40 }, []string{"sectors of 4096 bytes, but this disk has sectors of 512", "without disk.sector"}},
-		"truncated":      {cut(image, "cut.raw", 50<<20), nil, []string{"cut short"}},
-		"truncated .zst": {cut(packed, "cut.raw.zst", z.Size()/2), nil, []string{"cut short"}},
+		"truncated":      {cut(image, "cut.raw", 50<<20), nil, []string{"truncated"}},
+		"truncated .zst": {cut(packed, "cut.raw.zst", z.Size()/2), nil, []string{"truncated"}},
 		"no slot":        {noSlot, nil, []string{"no partition EDGEBAKE"}},
 		"not there":      {filepath.Join(d, "none.raw"), nil, []string{"no such file"}},
 		"no clock":       {image, func(o *FlashOptions) { o.Stamp.Now = built.AddDate(-3, 0, 0) }, []string{"--undated"}},
@@ -714,8 +714,8 @@ func TestWhoFailed(t *testing.T) {
 		want, not string
 	}{
 		{&sourceError{"i.raw", syscall.EIO}, "check the stick, the share or the server", "another port"},
-		{&sourceError{"i.raw", fmt.Errorf("frame 3: %w", seekable.ErrDamaged)}, "damaged or cut short", "another port"},
-		{&sourceError{"i.raw", io.ErrUnexpectedEOF}, "damaged or cut short", "look after"},
+		{&sourceError{"i.raw", fmt.Errorf("frame 3: %w", seekable.ErrDamaged)}, "damaged or truncated", "another port"},
+		{&sourceError{"i.raw", io.ErrUnexpectedEOF}, "damaged or truncated", "look after"},
 		{fmt.Errorf("writing: %w", syscall.EIO), "try another port or disk", "image"},
 	} {
 		got := explainDevice(tc.err, true).Error()

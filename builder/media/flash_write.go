@@ -48,7 +48,7 @@ func (f *Flash) wipe(_ context.Context, d Medium, _ *Flashed) error {
 		return fmt.Errorf("wiping the old partition table: %w", err)
 	}
 	if _, err := d.WriteAt(make([]byte, tailRoom), f.Table.Size-tailRoom); err != nil {
-		return fmt.Errorf("wiping the old partition table's copy: %w", err)
+		return fmt.Errorf("wiping the old backup partition table: %w", err)
 	}
 	return nil
 }
@@ -461,7 +461,7 @@ func (e *sourceError) Error() string {
 	fix := "check the stick, the share or the server that has the image"
 	for _, damage := range []error{seekable.ErrDamaged, seekable.ErrFormat, io.EOF, io.ErrUnexpectedEOF} {
 		if errors.Is(e.err, damage) {
-			fix = "the image is damaged or cut short, copy or build it again"
+			fix = "the image is damaged or truncated: copy or build it again"
 		}
 	}
 	return fmt.Sprintf("reading image %s: %v: %s", e.path, e.err, fix)

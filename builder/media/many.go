@@ -85,7 +85,7 @@ func StampMany(ctx context.Context, path string, sites []Named, dir string, o Ma
 	}
 	errs = append(errs, exist...)
 	if n := len(errs); n > maxShown {
-		errs = append(errs[:maxShown], fmt.Errorf("and %s more cannot be stamped", configs.Count(n-maxShown, "Site")))
+		errs = append(errs[:maxShown], fmt.Errorf("and %s cannot be stamped", configs.Count(n-maxShown, "more Site")))
 	}
 	bad := o.Source.inventory(probs)
 	if n := len(bad); n > maxShown {

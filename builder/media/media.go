@@ -195,7 +195,7 @@ func (m *Image) readDisk() error {
 	var err error
 	m.table, err = gpt.Read(m, m.size)
 	if cut := (*gpt.TruncatedError)(nil); errors.As(err, &cut) && ours(m) != nil {
-		return &partError{fmt.Errorf("the edgebake image is cut short: it has %d of %d bytes: copy it again", cut.Size, cut.Disk)}
+		return &partError{fmt.Errorf("the edgebake image is truncated: it has %d of %d bytes: copy it again", cut.Size, cut.Disk)}
 	} else if what := m.relative(); err != nil && what != "" {
 		return fmt.Errorf("%w: it is %s", ErrNotOurs, what)
 	} else if errors.Is(err, gpt.ErrNoTable) {
@@ -221,7 +221,7 @@ func (m *Image) notSeekable(err error) error {
 	case format.Newer:
 		return &partError{fmt.Errorf("%s: use the edgebake that made it, or a newer one", format.Problem)}
 	case format.NoTable && seekable.IsFrame(head):
-		return &partError{fmt.Errorf("the edgebake image is cut short: it has %d bytes, and the table at its end is missing: copy it again", m.stored)}
+		return &partError{fmt.Errorf("the edgebake image is truncated: it has %d bytes, and the table at its end is missing: copy it again", m.stored)}
 	case format.NoTable:
 		return &partError{errors.New("another program compressed this edgebake image: decompress it first (zstd -d), or build it again")}
 	}
@@ -366,7 +366,7 @@ func (m *Image) readInfo() error {
 		return fmt.Errorf("%s of the image has no version: it is damaged, copy or build the image again", ondisk.ESPImageInfo)
 	}
 	if m.info.Version > ondisk.ImageInfoVersion {
-		return fmt.Errorf("a newer edgebake made this image: %s has version %d, but this edgebake knows only version %d: use the edgebake that made it, or a newer one", ondisk.ESPImageInfo, m.info.Version, ondisk.ImageInfoVersion)
+		return fmt.Errorf("a newer edgebake made this image: %s has version %d, but this edgebake supports only version %d: use the edgebake that made it, or a newer one", ondisk.ESPImageInfo, m.info.Version, ondisk.ImageInfoVersion)
 	}
 	return nil
 }

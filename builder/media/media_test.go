@@ -469,9 +469,9 @@ func TestFilesThatAreNoImage(t *testing.T) {
 		"empty":               {nil, "no GUID partition table"},
 		"zeros":               {make([]byte, 1<<20), "no GUID partition table"},
 		"text":                {[]byte(strings.Repeat("hello\n", 10000)), "no GUID partition table"},
-		"raw cut short":       {cut(good, 1<<20), "cut short"},
+		"raw truncated":       {cut(good, 1<<20), "truncated"},
 		"raw cut to nothing":  {good[:1000], "no GUID partition table"},
-		"zst cut short":       {cut(goodZ, 5000), "cut short"},
+		"zst truncated":       {cut(goodZ, 5000), "truncated"},
 		"zst without a table": {read(plain), "another program compressed this edgebake image"},
 		"no image.json":       {nameless, "file does not exist"},
 		"two slots":           {twice, "two partitions"},
@@ -501,11 +501,11 @@ func TestFilesThatAreNoImage(t *testing.T) {
 			content []byte
 			want    string
 		}{
-			"zst whole":    {cut(goodZ, 5000), fmt.Sprintf(": the edgebake image is cut short: it has %d bytes, and the table at its end is missing: copy it again", len(goodZ)-5000)},
-			"zst early":    {goodZ[:1<<20], "the edgebake image is cut short: it has 1048576 bytes, and the table at its end is missing: copy it again"},
+			"zst whole":    {cut(goodZ, 5000), fmt.Sprintf(": the edgebake image is truncated: it has %d bytes, and the table at its end is missing: copy it again", len(goodZ)-5000)},
+			"zst early":    {goodZ[:1<<20], "the edgebake image is truncated: it has 1048576 bytes, and the table at its end is missing: copy it again"},
 			"zst damaged":  {append(bytes.Clone(goodZ[:1<<20]), goodZ[1<<20+1:]...), "the edgebake image is damaged: "},
 			"other zst":    {read(plain), ": another program compressed this edgebake image: decompress it first (zstd -d), or build it again"},
-			"raw":          {cut(good, 1<<20), fmt.Sprintf("the edgebake image is cut short: it has %d of %d bytes: copy it again", len(good)-1<<20, len(good))},
+			"raw":          {cut(good, 1<<20), fmt.Sprintf("the edgebake image is truncated: it has %d of %d bytes: copy it again", len(good)-1<<20, len(good))},
 			"another disk": {cut(bytes.ReplaceAll(good[:1<<20], []byte("E\x00D\x00G\x00E\x00"), []byte("O\x00D\x00G\x00E\x00")), 1), "not an edgebake image"},
 		} {
 			p := filepath.Join(t.TempDir(), "image")
@@ -662,7 +662,7 @@ func TestVerifyFindsDamage(t *testing.T) {
 	flip(info.Size - 512) // in the backup partition table
 	flip(info.Partitions[1].Start + 20)
 	err = Verify(t.Context(), path, nil)
-	if err == nil || !strings.Contains(err.Error(), "copy is damaged") || !strings.Contains(err.Error(), "slot also had the golden digest") {
+	if err == nil || !strings.Contains(err.Error(), "backup partition table is damaged") || !strings.Contains(err.Error(), "golden digest is lost with the slot") {
 		t.Errorf("two kinds of damage: %v", err)
 	}
 	// A damaged slot can be stamped again, but it has lost the golden digest.

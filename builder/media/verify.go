@@ -45,7 +45,7 @@ func (m *Image) Verify(ctx context.Context, progress func(done, total int64), sp
 
 // unreadable returns the error for an image that cannot be decompressed.
 func unreadable(err error) error {
-	return fmt.Errorf("%w: the image is damaged or cut short: copy or build it again", err)
+	return fmt.Errorf("%w: the image is damaged or truncated: copy or build it again", err)
 }
 
 // verifyWith checks the image. digest computes its golden digest.
@@ -71,10 +71,10 @@ func (m *Image) verifyWith(ctx context.Context, digest func(context.Context) (di
 	meta, err := slot.ReadInfo(m.section(p))
 	switch {
 	case err != nil:
-		bad(fmt.Errorf("%w. The slot also had the golden digest, so nothing else can be verified: use the golden image", withFix(err)))
+		bad(fmt.Errorf("%w. The golden digest is lost with the slot, so nothing else can be verified: use the golden image", withFix(err)))
 		slotErr = nil
 	case meta.Plan != m.info.Plan:
-		bad(fmt.Errorf("the slot is of plan %s, the image of plan %s: stamp it again", meta.Plan, m.info.Plan))
+		bad(fmt.Errorf("the slot is for plan %s, but the image has plan %s: stamp it again", meta.Plan, m.info.Plan))
 	case meta.Golden == "":
 		bad(errors.New("there is no golden digest to compare with, since the slot was damaged when it was stamped: use a copy of the golden image, or build it again"))
 	default:

@@ -95,7 +95,7 @@ func (t *Target) readLock(o *Options, several bool) error {
 		}
 		if !lock.For(t.Arch) {
 			if i == 0 {
-				foreign = fmt.Errorf("%s: the lock is of an image for another architecture than %s: name another lock with --lock", name, t.Arch)
+				foreign = fmt.Errorf("%s: the lock is for another architecture than %s: name another lock with --lock", name, t.Arch)
 			}
 			if i == 0 && o.Lock != "" {
 				return foreign

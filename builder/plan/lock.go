@@ -163,7 +163,7 @@ func compact(raw json.RawMessage) string {
 func (l *Lock) Check(p *Plan) error {
 	var errs []error
 	if !l.For(p.Arch) {
-		errs = append(errs, fmt.Errorf("the lock is of an image for another architecture than %s", p.Arch))
+		errs = append(errs, fmt.Errorf("the lock is for another architecture than %s", p.Arch))
 	}
 	for _, name := range slices.Sorted(maps.Keys(p.Inputs)) {
 		in := p.Inputs[name]

@@ -156,7 +156,7 @@ func (g *Grow) Of(content int64) int64 {
 }
 
 // ErrUnpinned means that a plan has no ID yet, because some of its inputs have never been made.
-var ErrUnpinned = errors.New("the plan has inputs without digest")
+var ErrUnpinned = errors.New("the plan has inputs without a digest")
 
 // ID returns the SHA-256, in hex, of the plan's canonical JSON. The ID depends on the digests of
 // the inputs, but not on their sources. Another edgebake gives another ID only if it changes

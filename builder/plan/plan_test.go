@@ -218,7 +218,7 @@ func TestDecode(t *testing.T) {
 	open := sample()
 	open.Inputs["base"] = Input{Make: "mmdebstrap", Recipe: json.RawMessage(`{"suite": "trixie"}`)}
 	if _, err := Decode([]byte(written(open))); err != nil {
-		t.Errorf("an input without digest: %v", err)
+		t.Errorf("an input without a digest: %v", err)
 	}
 	replace := func(old, new string) string { return strings.Replace(written(p), old, new, 1) }
 	for what, c := range map[string]struct{ text, want string }{

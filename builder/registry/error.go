@@ -58,9 +58,9 @@ func (e *Error) Error() string {
 	case errors.Is(e.Err, ErrPlainHTTP) && sentTo != "":
 		return fmt.Sprintf("%s redirects to %s over plain HTTP, which is rejected", e.Host, sentTo)
 	case e.Err == io.ErrUnexpectedEOF:
-		return e.Host + " closed the connection before the answer was complete"
+		return e.Host + " closed the connection before the response was complete"
 	case errors.Is(e.Err, io.EOF):
-		return who + " closed the connection without an answer"
+		return who + " closed the connection without a response"
 	case errors.As(e.Err, &ue):
 		return fmt.Sprintf("%s: %v", who, ue.Err)
 	}
@@ -103,7 +103,7 @@ func urlHost(s string) string {
 }
 
 // ErrNoManifest means that a response is not a manifest.
-var ErrNoManifest = errors.New("the answer is not an image manifest")
+var ErrNoManifest = errors.New("the response is not an image manifest")
 
 // Words contains the caller's words for fixes.
 type Words struct {
@@ -134,7 +134,7 @@ func Fix(err error, w Words) string {
 	case transfer.IsTimeout(err), errors.Is(err, io.EOF):
 		return "check the network and the proxy settings" + w.Mirror
 	case errors.As(err, &untrusted):
-		return "make this machine trust the registry's CA or, if that does not matter, " + w.Insecure
+		return "make this machine trust the registry's CA or, to skip the check, " + w.Insecure
 	case errors.As(err, &refused) && errors.Is(err, ErrPlainHTTP):
 		return "check its name, its port and the network; " + w.Insecure + " if it uses plain HTTP"
 	case errors.Is(err, http.ErrSchemeMismatch), errors.Is(err, ErrPlainHTTP):
@@ -159,14 +159,14 @@ func fixOfStatus(err error, code int, w Words) string {
 	var failed *Error
 	switch {
 	case (code == http.StatusUnauthorized || code == http.StatusForbidden) && errors.As(err, &failed) && failed.AuthFile != "":
-		return fmt.Sprintf("correct the login of %s in auths of %s, or add it there (registries also answer so when the image does not exist)", failed.Host, failed.AuthFile)
+		return fmt.Sprintf("correct the login of %s in auths of %s, or add it there (registries also respond this way if the image does not exist)", failed.Host, failed.AuthFile)
 	case code == http.StatusUnauthorized || code == http.StatusForbidden:
 		if errors.As(err, &failed) {
 			if fix := helperFix(failed.Host); fix != "" {
 				return fix
 			}
 		}
-		return w.Login + " (registries also answer so when the image does not exist)"
+		return w.Login + " (registries also respond this way if the image does not exist)"
 	case code == http.StatusNotFound && errors.As(err, &failed) && failed.Digest != "":
 		return w.Lacks
 	case code == http.StatusNotFound:

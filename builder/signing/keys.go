@@ -55,7 +55,7 @@ func OpenKey(name string, stdinTaken bool) (k Key, err error) {
 	if minisign.IsEncrypted(text) {
 		k.encrypted = text
 		if _, ok := os.LookupEnv(PasswordVariable); !ok && stdinTaken {
-			return k, fmt.Errorf("reading the key %s: it has a password, and standard input is the document: put the password into %s", name, PasswordVariable)
+			return k, fmt.Errorf("reading the key %s: it has a password, but standard input is used for the document: put the password into %s", name, PasswordVariable)
 		}
 		return k, nil
 	}

@@ -162,7 +162,7 @@ func TestFinal(t *testing.T) {
 		want string
 	}{
 		{"redirect", func(l *slowLine) { l.err = fmt.Errorf("Get: %w: only https is allowed", machine.ErrRedirect) }, "only https"},
-		{"cut short", func(l *slowLine) { l.image = l.image[:len(l.image)-100] }, "cut short"},
+		{"truncated", func(l *slowLine) { l.image = l.image[:len(l.image)-100] }, "truncated"},
 		{"damaged index", func(l *slowLine) {
 			i := bytes.LastIndex(l.image, []byte{0x5d, 0x2a, 0x4d, 0x18})
 			l.image = bytes.Clone(l.image)

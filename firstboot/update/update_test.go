@@ -725,7 +725,7 @@ func TestRejected(t *testing.T) {
 		}, want: []string{"is signed by key"}},
 		{name: "all reasons at once", image: "foreign.raw.zst", want: []string{"for arm64", "serial 4", "rejects serials below 5", "Kubernetes v1.37.0"}},
 		{name: "raw", image: "new.raw", want: []string{"not a seekable zstd file"}},
-		{name: "cut short", image: "new.raw.zst", prepare: func(_ *box, s *web) { s.image = s.image[:len(s.image)-100] }, want: []string{"cut short"}},
+		{name: "truncated", image: "new.raw.zst", prepare: func(_ *box, s *web) { s.image = s.image[:len(s.image)-100] }, want: []string{"truncated"}},
 		{name: "changed index", image: "new.raw.zst", prepare: func(_ *box, s *web) {
 			i := bytes.LastIndex(s.image, []byte(`"golden":"`))
 			s.image = slices.Clone(s.image)

@@ -237,7 +237,7 @@ func TestDamagedIndex(t *testing.T) {
 	change := func(at int, to ...byte) []byte { b := bytes.Clone(body); copy(b[at:], to); return b }
 	for name, b := range map[string][]byte{
 		"empty":         nil,
-		"cut short":     body[:len(body)-1],
+		"truncated":     body[:len(body)-1],
 		"longer":        append(bytes.Clone(body), 0),
 		"a long head":   change(0, 0xff, 0xff, 0xff, 0xff),
 		"no JSON":       change(4, 'x'),

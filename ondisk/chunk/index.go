@@ -133,7 +133,7 @@ var errDamaged = errors.New("the chunk index is damaged: copy or build the image
 type NewerError struct{ Version uint32 }
 
 func (e *NewerError) Error() string {
-	return fmt.Sprintf("a newer edgebake made this image: the chunk index has version %d, but this edgebake knows only version %d: use the edgebake that made it, or a newer one", e.Version, Version)
+	return fmt.Sprintf("a newer edgebake made this image: the chunk index has version %d, but this edgebake supports only version %d: use the edgebake that made it, or a newer one", e.Version, Version)
 }
 
 // Open splits the content of the frame with the index into the encoded index and its signature. It

@@ -630,7 +630,7 @@ func TestFailingWriterAndBlobs(t *testing.T) {
 		cut := blobs{name: b[name][:1000]}
 		if _, err := ext4.Write(&broken{1 << 30}, nodes, cut, options(size)); err == nil ||
 			!strings.Contains(err.Error(), "n/size") || !strings.Contains(err.Error(), "ends at 1000") {
-			t.Errorf("a blob cut short: error %v", err)
+			t.Errorf("a truncated blob: error %v", err)
 		}
 	}
 	for _, none := range []tree.Blobs{nil, blobs{}} {

@@ -283,7 +283,7 @@ func (r *Reader) xattrs(in *rawInode) (map[string]string, error) {
 	add := func(list, values []byte) error {
 		for len(list) >= xattrEnd && le.Uint32(list) != 0 {
 			if len(list) < xattrEntry {
-				return errors.New("the list of extended attributes is cut short")
+				return errors.New("the list of extended attributes is truncated")
 			}
 			end := xattrEntry + int(list[0])
 			offset, size := int64(le.Uint16(list[2:])), int64(le.Uint32(list[8:]))
@@ -545,7 +545,7 @@ func parseDirents(out []entry, b []byte, in *rawInode, logical int64, indexed bo
 // parseDirent returns the first directory entry in b and its size in bytes.
 func parseDirent(b []byte) (e entry, size int, err error) {
 	if len(b) < direntHeader {
-		return e, 0, errors.New("an entry is cut short")
+		return e, 0, errors.New("an entry is truncated")
 	}
 	size, length := int(le.Uint16(b[4:])), int(b[6])
 	if size < direntHeader || size%4 != 0 || size > len(b) || direntHeader+length > size {

@@ -136,7 +136,7 @@ func TestNotOurs(t *testing.T) {
 	}{
 		"empty":     {nil, "superblock"},
 		"zeros":     {make([]byte, 1<<20), "no ext4 superblock"},
-		"cut short": {good[:len(good)-1<<20], "truncated"},
+		"truncated": {good[:len(good)-1<<20], "truncated"},
 		"feature":   {change(good, 1024+0x61, 0x80), "features"},
 		"flipped":   {change(good, 1024+0x4, 1), "checksum"},
 		"groups":    {change(good, 4096+5, 1), "checksum"},

@@ -164,14 +164,14 @@ func rawACL(stored string) (string, error) {
 	out := le.AppendUint32(nil, aclRawVersion)
 	for b = b[4:]; len(b) > 0; {
 		if len(b) < 4 {
-			return "", fmt.Errorf("stored ACL is cut short")
+			return "", fmt.Errorf("stored ACL is truncated")
 		}
 		tag := le.Uint16(b)
 		out = append(out, b[:4]...)
 		b = b[4:]
 		if tag == aclUser || tag == aclGroup {
 			if len(b) < 4 {
-				return "", fmt.Errorf("stored ACL is cut short")
+				return "", fmt.Errorf("stored ACL is truncated")
 			}
 			out = append(out, b[:4]...)
 			b = b[4:]

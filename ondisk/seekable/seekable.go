@@ -303,7 +303,7 @@ func (z *Reader) readTable(size, most int64) error {
 		return err
 	}
 	if le.Uint32(foot[5:]) != magicTable {
-		return &FormatError{Problem: "the table at its end is missing; the file is cut short, or another program compressed it", NoTable: true}
+		return &FormatError{Problem: "the table at its end is missing; the file is truncated, or another program compressed it", NoTable: true}
 	}
 	n, sums := int64(le.Uint32(foot)), foot[4]&hasSums != 0
 	if foot[4]&0x7c != 0 {
@@ -357,7 +357,7 @@ func (z *Reader) readExtras(off, table int64) error {
 		}
 		x := extra{le.Uint32(head), off + 8, int64(le.Uint32(head[4:]))}
 		if off = x.offset + x.size; x.magic&^0xf != magicSkip || off > table || len(z.extras) == maxExtras {
-			return badFormat("the frames have %d bytes, but the table lists %d; the file is cut short or damaged", table, frames)
+			return badFormat("the frames have %d bytes, but the table lists %d; the file is truncated or damaged", table, frames)
 		}
 		z.extras = append(z.extras, x)
 	}

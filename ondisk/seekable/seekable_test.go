@@ -165,9 +165,9 @@ func TestDamage(t *testing.T) {
 		change func([]byte) []byte
 		want   string
 	}{
-		"cut short":    {func(b []byte) []byte { return b[:len(b)-100] }, "cut short"},
+		"truncated":    {func(b []byte) []byte { return b[:len(b)-100] }, "truncated"},
 		"empty":        {func(b []byte) []byte { return nil }, "0 bytes"},
-		"cut inside":   {func(b []byte) []byte { return append(b[:50], b[80:]...) }, "cut short or damaged"},
+		"cut inside":   {func(b []byte) []byte { return append(b[:50], b[80:]...) }, "truncated or damaged"},
 		"many frames":  {func(b []byte) []byte { b[len(b)-9+3] = 0x7f; return b }, "which is impossible in a file of"},
 		"another kind": {func(b []byte) []byte { b[len(b)-5] = 0; return b }, "another program made it"},
 	} {

@@ -62,7 +62,7 @@ func readDatabase(file io.ReaderAt, size int64) (*bucket, error) {
 	}
 	p.used = meta.used
 	if int64(p.used) < 0 || int64(p.used) > p.size/p.pageSize {
-		return nil, fmt.Errorf("the database is cut short: %d pages are in use, but it has only %d bytes", p.used, p.size)
+		return nil, fmt.Errorf("the database is truncated: %d pages are in use, but it has only %d bytes", p.used, p.size)
 	}
 	root := &bucket{sequence: meta.sequence}
 	if err := p.tree(meta.root, root, keys{}, 0); err != nil {

@@ -54,7 +54,7 @@ func fromTar(r io.ReaderAt, size int64, blob, layer string, limit int) ([]Node, 
 			case x.name == "" && (cut || errors.Is(err, tar.ErrHeader)):
 				x.errorf("not a tar archive (%d bytes): make one with tar -C DIR -cf FILE .", size)
 			case cut:
-				x.errorf("the tar is cut short after %s (%d bytes); fetch it again", x.name, size)
+				x.errorf("the tar is truncated after %s (%d bytes); fetch it again", x.name, size)
 			default:
 				x.errorf("reading the tar after %s: %w; it is damaged, fetch it again", x.last(), err)
 			}
@@ -84,7 +84,7 @@ func fromTar(r io.ReaderAt, size int64, blob, layer string, limit int) ([]Node, 
 	case size == 0:
 		x.errorf("not a tar archive, it is empty: fetch it again")
 	case end+512 > size:
-		x.errorf("the tar is cut short after %s: its end-of-archive marker is missing; fetch it again", x.last())
+		x.errorf("the tar is truncated after %s: its end-of-archive marker is missing; fetch it again", x.last())
 	}
 	if len(x.errs) > 0 {
 		return nil, joinErrors(x.errs)

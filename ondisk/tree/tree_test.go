@@ -361,7 +361,7 @@ func TestFromTarCutShort(t *testing.T) {
 		if err == nil {
 			t.Fatalf("a tar cut to %d of %d bytes is accepted", n, len(b))
 		}
-		if n > 600 && n < whole && !strings.Contains(err.Error(), "cut short after one") && !strings.Contains(err.Error(), "cut short after two") {
+		if n > 600 && n < whole && !strings.Contains(err.Error(), "truncated after one") && !strings.Contains(err.Error(), "truncated after two") {
 			t.Fatalf("cut to %d bytes: %v", n, err)
 		}
 	}

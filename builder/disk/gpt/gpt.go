@@ -76,7 +76,7 @@ var (
 	// ErrNoTable means that there is no GPT.
 	ErrNoTable = errors.New("no GUID partition table")
 	// ErrTruncated means that the table is for a larger disk.
-	ErrTruncated = errors.New("cut short")
+	ErrTruncated = errors.New("truncated")
 )
 
 // TruncatedError is ErrTruncated with both sizes in bytes.
@@ -251,7 +251,7 @@ func readSectors(r io.ReaderAt, size, sector int64, copyOnly bool) (*Table, erro
 		return nil, err
 	case err != nil:
 	case primary.other > uint64(1)<<50:
-		return nil, fmt.Errorf("%w: the position of its copy is invalid", ErrNoTable)
+		return nil, fmt.Errorf("%w: the position of the backup table is invalid", ErrNoTable)
 	default:
 		// The place of the backup table shows the size of the disk that the table is for.
 		disk = int64(primary.other+1) * sector
@@ -337,7 +337,7 @@ func Verify(r io.ReaderAt, size int64) error {
 		what string
 		want []byte
 		off  int64
-	}{{"partition table", head, 0}, {"partition table's copy", tail, t.Size - int64(len(tail))}} {
+	}{{"partition table", head, 0}, {"backup partition table", tail, t.Size - int64(len(tail))}} {
 		got := make([]byte, len(x.want))
 		if _, err := r.ReadAt(got, x.off); err != nil {
 			errs = append(errs, fmt.Errorf("reading the %s: %w", x.what, err))

@@ -89,7 +89,7 @@ func TestSectorsOf4KiB(t *testing.T) {
 	}
 	b[Sector4096]--
 	if _, err := Read(bytes.NewReader(b), int64(len(b))-Sector4096); !errors.Is(err, ErrTruncated) {
-		t.Errorf("cut short: %v", err)
+		t.Errorf("truncated: %v", err)
 	}
 	for _, part := range [][]byte{b[:3*Sector4096], b[len(b)-Sector4096:]} {
 		for i := 0; i < len(part); i += 7 {
@@ -155,7 +155,7 @@ func TestDamage(t *testing.T) {
 			t.Error("no error for a damaged table")
 		}
 	})
-	t.Run("cut short", func(t *testing.T) {
+	t.Run("truncated", func(t *testing.T) {
 		if _, err := Read(bytes.NewReader(b), size-Sector512); !errors.Is(err, ErrTruncated) {
 			t.Errorf("got %v", err)
 		}
