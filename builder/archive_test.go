@@ -108,7 +108,7 @@ func TestNamesOfTheArchive(t *testing.T) {
 				}
 			}
 			if _, made := os.Stat(ran); (made == nil) != (test.want == nil) {
-				t.Errorf("whether mmdebstrap ran: %v", made)
+				t.Errorf("mmdebstrap ran: %v, want %v", made == nil, test.want == nil)
 			}
 		})
 	}

@@ -44,7 +44,7 @@ func TestRaspberryPi(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got := fmt.Sprint(res.Report.Info.Boards); got != tc.boards {
-				t.Errorf("the report says %s, want %s", got, tc.boards)
+				t.Errorf("boards in the report: %s, want %s", got, tc.boards)
 			}
 			old := slices.ContainsFunc(said, func(e Event) bool {
 				return e.State == StateWarning && e.Text == "start4.elf of 2024-04-17 does not boot from a GPT on a Raspberry Pi 4 with a bootloader of 2025-02-11 or later in its EEPROM: use raspi-firmware of 2025 or later (docs/guide.md, Raspberry Pi)"
@@ -60,7 +60,7 @@ func TestRaspberryPi(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got := fmt.Sprint(info.Image.Boards); got != tc.boards {
-				t.Errorf("image.json says %s, want %s", got, tc.boards)
+				t.Errorf("boards in image.json: %s, want %s", got, tc.boards)
 			}
 			sum := []byte(disktest.Sum(t, out))
 			if first != nil && !bytes.Equal(first, sum) {

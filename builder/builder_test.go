@@ -223,10 +223,10 @@ func TestRoomOfMachinesInTheField(t *testing.T) {
 	r := build(0)
 	root := r.Partitions[2].FSSize
 	if build(root); len(warned) > 0 {
-		t.Errorf("a root of %d bytes fits: %q", root, warned)
+		t.Errorf("unexpected warning for a root of %d bytes: %q", root, warned)
 	}
 	if build(root - 1<<20); len(warned) != 1 || !strings.Contains(warned[0], fmt.Sprintf("%d MiB", root>>20)) {
-		t.Errorf("a root of %d bytes does not fit: %q", root, warned)
+		t.Errorf("no warning for a root of %d bytes: %q", root, warned)
 	}
 	lock := &plan.Lock{}
 	for _, room := range []int64{0, 700, 800, 600} {
@@ -262,7 +262,7 @@ func TestPlannedRoom(t *testing.T) {
 	}
 	grow := plan.Grow{Percent: 50, AtLeast: 256 << 20}
 	if grow.Of(100<<20) != 256<<20 || grow.Of(2<<30) != 1<<30 || (*plan.Grow)(nil).Of(1) != 0 {
-		t.Error("the room is not half the content, at least 256 MiB")
+		t.Error("Grow.Of is not half the content or 256 MiB, whichever is larger")
 	}
 }
 

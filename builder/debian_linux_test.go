@@ -14,7 +14,7 @@ import (
 
 // TestDebianMounts checks that other processes do not see the mounts of mmdebstrap.
 func TestDebianMounts(t *testing.T) {
-	desk.NeedRoot(t, "an ordinary user's mmdebstrap has a namespace of its own")
+	desk.NeedRoot(t, "for an ordinary user, mmdebstrap makes its own namespace")
 	if !rootIsMount() {
 		desk.Lacks(t, "in a chroot mounts cannot be kept apart")
 	}
@@ -38,10 +38,10 @@ func TestDebianMounts(t *testing.T) {
 // TestMountsBelow checks that mountsBelow finds /proc, and nothing in a new directory.
 func TestMountsBelow(t *testing.T) {
 	if all := mountsBelow(""); !slices.Contains(all, "/proc") {
-		t.Errorf("/proc, which tells it, is not mounted: %q", all)
+		t.Errorf("mountsBelow does not list /proc: %q", all)
 	}
 	if none := mountsBelow(t.TempDir()); len(none) > 0 {
-		t.Errorf("mounted in a directory that is new: %q", none)
+		t.Errorf("mounts below a new directory: %q", none)
 	}
 }
 

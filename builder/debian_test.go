@@ -337,15 +337,15 @@ func TestScratchAndApt(t *testing.T) {
 		return string(said), err
 	}
 	if said, err := as(uid, `cat "$1"`); err != nil || said != "key" {
-		t.Errorf("apt's user reads the keyring: %v: %s", err, said)
+		t.Errorf("apt's user cannot read the keyring: %v: %s", err, said)
 	}
 	for _, script := range []string{`mv "$(dirname "$1")" "$0/other"`, `mkdir "$0/new"`, `chmod 777 "$0"`, `rm -rf "$1"; ! test -e "$1"`} {
 		if said, err := as(uid, script); err == nil {
-			t.Errorf("apt's user can: %s: %s", script, said)
+			t.Errorf("apt's user succeeded in running %s: %s", script, said)
 		}
 	}
 	if said, err := as(54321, `ls "$0"`); err == nil {
-		t.Errorf("another user lists: %s", said)
+		t.Errorf("another user can list the directory: %s", said)
 	}
 }
 

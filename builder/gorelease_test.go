@@ -100,7 +100,7 @@ func TestLockNamesGo(t *testing.T) {
 	}
 	for name, want := range map[string]string{"kubelet": here, "kubeadm": here, "firstboot": here, "base": "", "containerd": ""} {
 		if got := lock.Inputs[name].Go; got != want {
-			t.Errorf("the lock says of %s that Go %q compiled it, want %q", name, got, want)
+			t.Errorf("lock: %s was compiled by %q, want %q", name, got, want)
 		}
 	}
 	if strings.Count(string(raw), `"go": "`) != 3 {
@@ -302,6 +302,6 @@ func TestCachedProgramsSayCached(t *testing.T) {
 		t.Errorf("the second time: %q, want %q; %q", kubelet, want, versions)
 	}
 	if said := strings.TrimPrefix(asked(), before); strings.Contains(said, "list") || strings.Contains(said, "build") {
-		t.Errorf("go was asked, the second time:\n%s", said)
+		t.Errorf("the second build ran go:\n%s", said)
 	}
 }

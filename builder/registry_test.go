@@ -123,7 +123,7 @@ func TestOCIBaseFromRegistry(t *testing.T) {
 	}
 	pinned := project(t, "hunter2", digest)
 	if _, err := pinned.build(t, filepath.Join(out, "pinned.raw")); err != nil {
-		t.Errorf("with its digest given: %v", err)
+		t.Errorf("with the digest in the Image: %v", err)
 	}
 
 	// The tag moves. A locked build still uses the locked digest: from the registry if the cache is
@@ -154,7 +154,7 @@ func TestOCIBaseFromRegistry(t *testing.T) {
 			t.Error("the locked build is another image")
 		}
 		if c == warm && requests.Load() != before {
-			t.Errorf("the registry was asked %d times for what the cache has", requests.Load()-before)
+			t.Errorf("%d requests for blobs that are in the cache", requests.Load()-before)
 		}
 		if c != warm && requests.Load() == before {
 			t.Error("the registry got no request, so the test checks nothing")

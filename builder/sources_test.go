@@ -116,14 +116,14 @@ func TestOCIBase(t *testing.T) {
 		t.Fatal(err)
 	}
 	if pl.Inputs[inputBase].SHA256 != first.SHA256 {
-		t.Error("the made base is not remembered")
+		t.Error("Resolve does not find the base in the cache")
 	}
 	// The name now points to another image: only a locked build keeps the old one.
 	write("3")
 	o := p.options("")
 	o.Lock = pl.Lock()
 	if pl, err = Resolve(t.Context(), p.image(t), o); err != nil || pl.Inputs[inputBase].SHA256 == first.SHA256 {
-		t.Errorf("the lock's base is used instead of the one that is there: %v", err)
+		t.Errorf("the locked base is used instead of the current one: %v", err)
 	}
 	o.Locked = true
 	if pl, err = Resolve(t.Context(), p.image(t), o); err != nil || pl.Inputs[inputBase].SHA256 != first.SHA256 {
@@ -348,7 +348,7 @@ func TestAgentsRejectExperiments(t *testing.T) {
 		t.Errorf("error: %v", err)
 	}
 	if _, err := os.Stat(out); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("it was compiled all the same: %v", err)
+		t.Errorf("the program was compiled in spite of GOEXPERIMENT: %v", err)
 	}
 }
 
@@ -499,7 +499,7 @@ func TestAgentFollowsItsSource(t *testing.T) {
 			t.Fatal(err)
 		}
 		if out, err := exec.Command(program).CombinedOutput(); err != nil || strings.TrimSpace(string(out)) != says {
-			t.Errorf("build %d says %q, %v: want %q", i, out, err, says)
+			t.Errorf("the program of build %d printed %q, %v; want %q", i, out, err, says)
 		}
 		if first == "" {
 			first = string(made)

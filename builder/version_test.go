@@ -107,7 +107,7 @@ func TestHasVersion(t *testing.T) {
 			}
 		}
 		if got, err := hasVersion(iotest.OneByteReader(strings.NewReader(text)), "v1.36.3"); got != want || err != nil {
-			t.Errorf("%q by the byte: %v, %v", text, got, err)
+			t.Errorf("%q read byte by byte: %v, %v", text, got, err)
 		}
 	}
 }

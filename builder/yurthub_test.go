@@ -79,7 +79,7 @@ func TestYurthubUnit(t *testing.T) {
 	}
 	y := info.Image.Yurthub
 	if y == nil || y.Version != "v1.7.0" || y.Form != "unit" || y.LBMode != "priority" || y.Image != "" || !slices.Equal(y.ExtraArgs, []string{"--v=2"}) {
-		t.Errorf("image.json says of yurthub: %+v", y)
+		t.Errorf("yurthub in image.json: %+v", y)
 	}
 	root := rootFS(t, out, info)
 	n, err := root.Stat("usr/local/bin/yurthub")
@@ -87,10 +87,10 @@ func TestYurthubUnit(t *testing.T) {
 		t.Errorf("the program: %+v, %v", n.Inode, err)
 	}
 	if b, err := root.ReadFile("usr/local/bin/yurthub"); err != nil || string(b) != program {
-		t.Errorf("the program is another one: %v", err)
+		t.Errorf("usr/local/bin/yurthub is not the program of the Image: %v", err)
 	}
 	if n, err := root.Stat("etc/systemd/system/multi-user.target.wants/yurthub.service"); err != nil || n.Target != "/usr/lib/systemd/system/yurthub.service" {
-		t.Errorf("the unit does not start by itself: %+v, %v", n.Inode, err)
+		t.Errorf("the unit is not enabled: %+v, %v", n.Inode, err)
 	}
 	unit, err := root.ReadFile("usr/lib/systemd/system/yurthub.service")
 	if err != nil {
@@ -116,13 +116,13 @@ func TestYurthubStaticPod(t *testing.T) {
 		t.Fatal(err)
 	}
 	if y := info.Image.Yurthub; y == nil || y.Form != "staticPod" || y.Image != "edgebake.test/pause:1" {
-		t.Errorf("image.json says of yurthub: %+v", y)
+		t.Errorf("yurthub in image.json: %+v", y)
 	}
 	if !slices.ContainsFunc(info.Image.Images, func(i ondisk.ImageRef) bool { return i.Ref == "edgebake.test/pause:1" }) {
-		t.Errorf("yurthub's image is not on board: %+v", info.Image.Images)
+		t.Errorf("the image lacks yurthub's container image: %+v", info.Image.Images)
 	}
 	if _, err := rootFS(t, out, info).Stat("usr/lib/systemd/system/yurthub.service"); err == nil {
-		t.Error("the unit is there too")
+		t.Error("the image also has a unit")
 	}
 }
 

@@ -251,7 +251,7 @@ func TestInstall(t *testing.T) {
 	}
 	r.c.Reinstall = true
 	if err := r.run(time.Hour); err != nil || r.ended != "reboot" || r.next != disk2 {
-		t.Errorf("its own work: %v: the installer ended with %s, BootNext is %q", err, r.ended, r.next)
+		t.Errorf("start after its own installation: %v: the installer ended with %s, BootNext is %q", err, r.ended, r.next)
 	}
 	// Attach another stick, and a disk that its rule would select.
 	r.c.Reinstall, r.c.ID = false, "another"
@@ -507,7 +507,7 @@ func TestDiskDies(t *testing.T) {
 	back := dead
 	back.Path += ".back"
 	if !isSame(&dead, &back) || isSame(&dead, &r.disks[0]) {
-		t.Error("a disk is known by its serial number, not by its path")
+		t.Error("the disk was not recognized by its serial number under another path")
 	}
 }
 

@@ -913,7 +913,7 @@ func TestAccess(t *testing.T) {
 	_, err = Pull(ctx, gone, filepath.Join(t.TempDir(), "o.raw"), PullOptions{Options: Options{Insecure: true, RetryWait: time.Millisecond}})
 	wantError(t, err, "cannot be reached", "check the network")
 	if ctx.Err() != nil {
-		t.Error("it was not given up")
+		t.Error("Pull did not give up before its context ended")
 	}
 }
 
@@ -936,7 +936,7 @@ func TestPullOntoAFullDisk(t *testing.T) {
 			_, err := Pull(t.Context(), s.ref(":1"), path, PullOptions{Options: quick(t)})
 			wantError(t, err, "no space left", "make room")
 			if list, err := os.ReadDir(dir); err != nil || len(list) != 1 {
-				t.Errorf("it is seen before anything is fetched: %v", list)
+				t.Errorf("the directory has unexpected files, so the download began before the space was checked: %v", list)
 			}
 			// Another program fills the disk during the pull.
 			fill(40<<20 - p.Stored - 1<<20)

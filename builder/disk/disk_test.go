@@ -211,7 +211,7 @@ func TestHashTreeSize(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := hashTreeSize(size); got != st.Size() {
-			t.Errorf("%d bytes: %d, veritysetup takes %d", size, got, st.Size())
+			t.Errorf("hashTreeSize(%d) is %d, but veritysetup makes %d bytes", size, got, st.Size())
 		}
 	}
 }
@@ -231,7 +231,7 @@ func TestComputeReportsEveryProblem(t *testing.T) {
 	}
 	for _, want := range []string{"no id", `"mips"`, "ESP: ", "neither file nor directory", "empty FAT16", "increase the size", `"xfs"`, "Y: the size must be given", "needs its own label", "files but no file system"} {
 		if !strings.Contains(err.Error(), want) {
-			t.Errorf("error does not say %q", want)
+			t.Errorf("error lacks %q", want)
 		}
 	}
 	if t.Failed() {
@@ -288,7 +288,7 @@ func TestRawImagePassesEveryOracle(t *testing.T) {
 	for i, p := range r.Parts {
 		free := s.Partitions[i].FreeBytes
 		if p.Label != l.Parts[i].Label || p.Free < free {
-			t.Errorf("%s has %d bytes free, %d were asked for", p.Label, p.Free, free)
+			t.Errorf("%s has %d bytes free, want %d", p.Label, p.Free, free)
 		}
 	}
 	esp := l.Find(ondisk.LabelESP)

@@ -268,7 +268,7 @@ func TestMarkOfUseIsNoChange(t *testing.T) {
 	prune(t, open(t, dir), Limits{UsedSince: time.Now().Add(-24 * time.Hour)})
 	for sha, want := range map[string]bool{used: true, recent: true, idle: false, older: false} {
 		if there(c, sha) != want {
-			t.Errorf("%s: there is %v", sha, !want)
+			t.Errorf("%s: blob exists: %v", sha, !want)
 		}
 	}
 }
@@ -300,7 +300,7 @@ func TestDamagedProgram(t *testing.T) {
 			t.Fatalf("%s: %s, %v", name, got, err)
 		}
 		if out, err := exec.Command(got).Output(); err != nil || string(out) != "it runs\n" {
-			t.Errorf("%s: it says %q, %v", name, out, err)
+			t.Errorf("%s: the program printed %q, %v", name, out, err)
 		}
 	}
 }

@@ -135,7 +135,7 @@ func TestMakeOnce(t *testing.T) {
 		t.Error("Lookup does not find what was made")
 	}
 	if _, ok := c.Lookup("other"); ok {
-		t.Error("Lookup finds what was never made")
+		t.Error("Lookup returns a blob for an unknown key")
 	}
 	// A removed blob is made again.
 	if err := os.Remove(c.BlobPath(shas[0])); err != nil {

@@ -226,7 +226,7 @@ func TestGoBuildIsTheSameEverywhere(t *testing.T) {
 		t.Fatal(err)
 	}
 	if out, err := exec.Command(prog).CombinedOutput(); err != nil || string(out) != "7\n" {
-		t.Errorf("the program says %q, %v", out, err)
+		t.Errorf("the program printed %q, %v", out, err)
 	}
 	// Now everything is compiled, so go must work without a module proxy.
 	t.Setenv("GOPROXY", "off")
@@ -364,7 +364,7 @@ func TestFindGoVersion(t *testing.T) {
 	}
 	r.Version = "v1.7.0"
 	if err := FindGoVersion(t.Context(), c, r); err != nil {
-		t.Errorf("a proxy that has nothing at all: %v", err)
+		t.Errorf("with an empty proxy: %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -89,7 +89,7 @@ func TestPrune(t *testing.T) {
 			left := ""
 			for i, sha := range shas {
 				if there(c, sha) != (tt.limits.DryRun || strings.Contains(tt.want, fmt.Sprint(i))) {
-					t.Errorf("blob %d: there is %v", i, there(c, sha))
+					t.Errorf("blob %d exists: %v", i, there(c, sha))
 				}
 				if _, err := os.Stat(filepath.Join(dir, "keys", sum([]byte([]string{"four", "one", "two", "six"}[i])))); (err == nil) != there(c, sha) {
 					t.Errorf("blob %d and its key: %v", i, err)

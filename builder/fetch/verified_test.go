@@ -71,7 +71,7 @@ func TestDamagedBlobs(t *testing.T) {
 				c.HashAll()
 			}
 			if c.Has(sha) == tt.found {
-				t.Fatalf("Has says %v", !tt.found)
+				t.Fatalf("Has returned %v", !tt.found)
 			}
 			if f, err := c.OpenBlob(sha); (err != nil) != tt.found {
 				t.Errorf("OpenBlob: %v", err)
@@ -81,7 +81,7 @@ func TestDamagedBlobs(t *testing.T) {
 				t.Errorf("the error of OpenBlob has no fix: %v", err)
 			}
 			if (len(told) == 1 && told[0] == sha) != tt.found {
-				t.Errorf("told of %v", told)
+				t.Errorf("OnDamage was called with %v", told)
 			}
 			if !tt.found {
 				return
@@ -221,7 +221,7 @@ func TestMadeOfWhatChanged(t *testing.T) {
 		t.Errorf("using a blob that changed gave %q, %v", got, err)
 	}
 	if got, err := made(func(*Cache, string) {}); err != nil || got != "kubelet" {
-		t.Errorf("made again it is %q, %v", got, err)
+		t.Errorf("the second run gave %q, %v", got, err)
 	}
 }
 

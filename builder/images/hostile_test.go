@@ -553,7 +553,7 @@ func FuzzApplyOver(f *testing.F) {
 			t.Errorf("%d names", len(nodes))
 		}
 		if _, err := tree.Merge([]tree.Layer{{Name: "images", Nodes: nodes}}, time.Unix(0, 0)); err != nil {
-			t.Errorf("what was unpacked cannot be merged: %v", err)
+			t.Errorf("the unpacked files cannot be merged: %v", err)
 		}
 	})
 }
@@ -784,7 +784,7 @@ func TestDocumentsAreReadAsContainerdDoes(t *testing.T) {
 			if tt.want != "" {
 				wantError(t, err, "edgebake.test/a:1", tt.want)
 				if strings.Contains(err.Error(), "Go ") {
-					t.Errorf("a type of Go: %v", err)
+					t.Errorf("the error contains a Go type: %v", err)
 				}
 				return
 			}
@@ -804,7 +804,7 @@ func FuzzManifest(f *testing.F) {
 	f.Fuzz(func(t *testing.T, raw []byte, mediaType string) {
 		doc, err := parseManifest(raw, &mediaType)
 		if err == nil && isManifest(mediaType) == (len(doc.Manifests) > 0) && len(doc.Manifests) > 0 {
-			t.Errorf("%q is both", raw)
+			t.Errorf("%q is decoded as both an index and a manifest", raw)
 		}
 		readStrict(raw, &ocispec.Image{})
 	})

@@ -121,7 +121,7 @@ func TestSummary(t *testing.T) {
 		t.Errorf("%d layers of %d bytes", r.Layers, r.Size)
 	}
 	if i := r.Images[1]; i.Size != base+own || i.Shared != base || i.Layers != 3 {
-		t.Errorf("%+v; the base has %d bytes, the image's own layer, which it has twice, %d", i, base, own)
+		t.Errorf("%+v; want a base of %d bytes and, twice, a layer of %d", i, base, own)
 	}
 	text := r.Text("compressed")
 	for _, want := range []string{"IMAGE", "SHARED", "edgebake.test/b:1  " + string(pinned[1].Target.Digest), "2 images, 3 layers", "compressed"} {

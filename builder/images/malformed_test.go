@@ -549,7 +549,7 @@ func TestRegistry(t *testing.T) {
 				t.Fatalf("%v after %d requests, with the digest pinned", err, s.gets.Load()-before)
 			}
 			if render(t, locked) != render(t, again) {
-				t.Error("what the cache gives differs from what the registry gave")
+				t.Error("the results from the cache and from the registry differ")
 			}
 		})
 	}
@@ -670,7 +670,7 @@ func TestRegistryFailures(t *testing.T) {
 			s.fail = nil
 			s.mu.Unlock()
 			if _, err := fromRegistry(t, c, s, nil); err != nil {
-				t.Errorf("once it answers again: %v", err)
+				t.Errorf("after the registry works again: %v", err)
 			}
 		})
 	}
@@ -767,7 +767,7 @@ func TestBadMirrorsAreAskedLast(t *testing.T) {
 		})
 		return strings.Join(hosts, " ")
 	}
-	bad["b.test"] = errors.New("has it not")
+	bad["b.test"] = errors.New("not found")
 	if got := asked("sha256:1") + ", " + asked("sha256:1") + ", " + asked("sha256:2"); got != "b.test c.test, b.test c.test, b.test c.test" {
 		t.Error(got)
 	}

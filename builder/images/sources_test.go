@@ -139,7 +139,7 @@ func TestArchivesAsSources(t *testing.T) {
 					t.Error(err)
 				}
 				if r.Report.Layers != 3 {
-					t.Errorf("%d layers; one is shared, two are own", r.Report.Layers)
+					t.Errorf("%d layers, want 3: one shared and two others", r.Report.Layers)
 				}
 				got := render(t, r)
 				if before != "" && got != before {
@@ -372,7 +372,7 @@ func TestImagesfromManifests(t *testing.T) {
 		wantError(t, err, fmt.Sprintf("imagesFrom[1]: %q: no matching file has a manifest that runs a container image", name))
 	}
 	if _, err := fromManifests(dir, []string{"*l*.yaml"}); err != nil {
-		t.Errorf("a file beside it runs some: %v", err)
+		t.Errorf("with another file that runs images: %v", err)
 	}
 }
 

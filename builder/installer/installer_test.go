@@ -195,7 +195,7 @@ func checkESP(t *testing.T, part string) {
 	}
 	extra := read(espExtra)
 	if bytes.Contains(extra, []byte("0123456789abcdef")) {
-		t.Error("the token is in the initrd, which any user of the stick's maker may read")
+		t.Error("the token is in the initrd, which every user of the build computer may read")
 	}
 	files := unpack(t, extra)
 	if string(files["edgebake/installer"]) != "the installer" || !bytes.Contains(files["scripts/edgebake"], []byte("mountroot()")) ||

@@ -94,7 +94,7 @@ func TestFlashDevice(t *testing.T) {
 			_, err = Stamp(t.Context(), dev, site(), StampOptions{Now: now})
 			claim.Close()
 			if err == nil || !strings.Contains(err.Error(), "unmount its partitions first") {
-				t.Errorf("stamped beneath a mount: %v", err)
+				t.Errorf("a mounted device was stamped: %v", err)
 			}
 			// Stamping a flashed disk must use its sector size.
 			stamp(t, dev, StampOptions{})

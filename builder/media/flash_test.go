@@ -181,7 +181,7 @@ func TestFlash(t *testing.T) {
 			t.Fatal(err)
 		}
 		if i.Slot.State != SlotSite || i.DiskGUID != r.DiskGUID || i.Slot.Golden != want.Golden || i.Slot.Stamped != now {
-			t.Errorf("the disk says %+v", i.Slot)
+			t.Errorf("slot of the disk: %+v", i.Slot)
 		}
 		for _, p := range i.Partitions {
 			if p.GUID == disk.PartitionGUID("aa11", p.Label) || p.GUID != disk.PartitionGUID(r.DiskGUID, p.Label) {
@@ -244,7 +244,7 @@ func TestFlashNamesItsOwnPartitions(t *testing.T) {
 		for _, label := range []string{ondisk.LabelRootA, ondisk.LabelData, ondisk.LabelESP} {
 			p, err := img.partition(label)
 			if err != nil || strings.Count(string(entry), "PARTUUID="+p.GUID) != 1 || seen[p.GUID] {
-				t.Errorf("%s has GUID %s, the entry says %s", label, p.GUID, entry)
+				t.Errorf("%s has GUID %s, but the boot entry has %s", label, p.GUID, entry)
 			}
 			seen[p.GUID] = true
 		}
@@ -292,7 +292,7 @@ func TestFlashOfAnotherBootChain(t *testing.T) {
 	}
 	defer f.Close()
 	if !f.Shared || f.edits != nil {
-		t.Errorf("GUIDs are changed that the boot entry relies on: %v", f.edits)
+		t.Errorf("flashing would change GUIDs that the boot entry uses: %v", f.edits)
 	}
 	for _, p := range f.Table.Partitions {
 		if p.GUID != disk.PartitionGUID("aa11", p.Name) {

@@ -48,7 +48,7 @@ func stampOnAFullDisk(t *testing.T, dir string) {
 		t.Fatal(err)
 	}
 	if got := stamp(t, image, StampOptions{}); got.Slot.Golden != r.Golden {
-		t.Errorf("with room again: %+v", got)
+		t.Errorf("after space was freed: %+v", got)
 	}
 }
 

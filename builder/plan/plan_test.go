@@ -196,7 +196,7 @@ func FuzzDecodeLock(f *testing.F) {
 		}
 		l.Check(sample())
 		if _, err := l.Encode(); err != nil {
-			t.Errorf("what was read cannot be written: %v", err)
+			t.Errorf("encoding the decoded lock: %v", err)
 		}
 	})
 }

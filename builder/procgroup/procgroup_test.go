@@ -50,7 +50,7 @@ func TestRunEndsChildren(t *testing.T) {
 			cancel()
 			said, err := io.ReadAll(r)
 			if err != nil || !strings.Contains(string(said), c.says) {
-				t.Errorf("it says %q, %v", said, err)
+				t.Errorf("the programs printed %q, %v", said, err)
 			}
 			if err := <-ended; err == nil {
 				t.Error("no error")
@@ -59,7 +59,7 @@ func TestRunEndsChildren(t *testing.T) {
 				t.Errorf("process %d still runs", pid)
 			}
 			if group, err := syscall.Getpgid(pid); err == nil && group != cmd.Process.Pid {
-				t.Errorf("process %d is of group %d, and not of %d", pid, group, cmd.Process.Pid)
+				t.Errorf("process %d is in group %d, want %d", pid, group, cmd.Process.Pid)
 			}
 		})
 	}
@@ -73,6 +73,6 @@ func TestRunOf(t *testing.T) {
 		t.Errorf("%q, %v", out, err)
 	}
 	if err := Run(exec.CommandContext(t.Context(), "/nowhere/at/all"), time.Minute); err == nil {
-		t.Error("no error of a program that is not there")
+		t.Error("no error for a missing program")
 	}
 }

@@ -199,7 +199,7 @@ func TestDamage(t *testing.T) {
 				t.Errorf("%d bytes: %v %v", n, got, err)
 			}
 			if err := Verify(f, n); err != nil {
-				t.Errorf("%d bytes: a sound table: %v", n, err)
+				t.Errorf("%d bytes: a valid table was rejected: %v", n, err)
 			}
 		}
 	})
