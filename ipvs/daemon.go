@@ -216,8 +216,8 @@ func (d *Daemon) Run(ctx context.Context) error {
 	return nil
 }
 
-// configured returns the servers to maintain. It also reads each CA file, to report a damaged one
-// before anything starts.
+// configured returns the servers to maintain. With Once, a damaged CA file is an error; otherwise the
+// groups wait until it is readable (see loadCA).
 func (d *Daemon) configured() ([]Server, error) {
 	servers := d.opt.Servers
 	if servers == nil {
@@ -227,7 +227,7 @@ func (d *Daemon) configured() ([]Server, error) {
 		}
 	}
 	for _, s := range servers {
-		if s.Probe.CAFile == "" || s.Probe.Unsafe || s.Probe.Plain {
+		if !d.opt.Once || s.Probe.CAFile == "" || s.Probe.Unsafe || s.Probe.Plain {
 			continue
 		}
 		if _, err := readRoots(s.Probe.CAFile); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -28,7 +28,10 @@ type group struct {
 	vip   netip.AddrPort
 	roots atomic.Pointer[probe.Roots]
 
-	mu         sync.Mutex
+	mu sync.Mutex
+	// awaitsCA is set while the CA file exists but has not been read, and no other CA is known. Then
+	// no watcher starts: without a CA it would accept any server.
+	awaitsCA   bool
 	server     Server
 	list       serverList
 	apiServers map[netip.AddrPort]*apiServer
@@ -210,6 +213,7 @@ func (g *group) update(s Server) {
 	}
 	if old.Probe.CAFile != s.Probe.CAFile {
 		g.roots.Store(nil)
+		g.awaitsCA = true // until loadCA, below
 	}
 	g.mu.Unlock()
 	g.loadCA()
@@ -229,25 +233,37 @@ func (g *group) caFile() string {
 	return g.server.Probe.CAFile
 }
 
-// loadCA reads the CA file. An invalid file changes nothing.
+// loadCA reads the CA file. If the file is damaged, the previous certificates stay in use. Without
+// any, the real servers stay as they are until the file is readable: follow reads it again when it
+// changes.
 func (g *group) loadCA() {
+	var r, old *probe.Roots
+	var err error
 	file := g.caFile()
-	if file == "" {
-		return
+	if file != "" {
+		r, err = readRoots(file)
 	}
-	r, err := readRoots(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil // not written yet, or being replaced
 	}
-	if err != nil {
+	if r != nil {
+		old = g.roots.Swap(r)
+	}
+	g.mu.Lock()
+	awaited := g.awaitsCA
+	g.awaitsCA = err != nil && g.roots.Load() == nil && !g.server.Probe.Unsafe && !g.server.Probe.Plain
+	switch {
+	case g.awaitsCA:
+		err = fmt.Errorf("%w; probing no API server until it can be read", err)
+	case err != nil:
 		err = fmt.Errorf("%w; keeping the previous CA certificates", err)
 	}
-	g.d.logChange(g.vip.String()+": authorities", err)
-	if r == nil {
-		return
+	if awaited && !g.awaitsCA {
+		wake(g.renew)
 	}
-	old := g.roots.Swap(r)
-	if old != nil && old.Pool.Equal(r.Pool) {
+	g.mu.Unlock()
+	g.d.logChange(g.vip.String()+": authorities", err)
+	if r == nil || old != nil && old.Pool.Equal(r.Pool) {
 		return
 	}
 	if old == nil {
@@ -333,7 +349,7 @@ func (g *group) updateWatchers(ctx context.Context) {
 				health: health{Rise: g.server.Rise, Fall: g.server.Fall, Since: time.Now()}}
 			g.apiServers[a] = m
 		}
-		if m.cancel != nil {
+		if m.cancel != nil || g.awaitsCA {
 			continue
 		}
 		mctx, cancel := context.WithCancel(ctx)

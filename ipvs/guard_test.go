@@ -3,6 +3,7 @@ package ipvs
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/netip"
@@ -500,4 +501,71 @@ func TestBornAgainWithoutIPVS(t *testing.T) {
 	w.eventually("the API server is alien", func() bool { return w.said("is alien") == 1 })
 	w.says.set(oldInfo, oldNode)
 	w.eventually("the name is the master's again", names(w.m.addr.Addr().String()))
+}
+
+// TestDamagedCAAtStart checks that ipvscare keeps the rules of an earlier process if the CA file is
+// damaged when it starts, and that it gives no traffic to API servers that it cannot verify. It
+// continues once the file is readable, and the same applies after a configuration names another file.
+func TestDamagedCAAtStart(t *testing.T) {
+	for _, served := range []bool{false, true} {
+		t.Run(fmt.Sprintf("served %v", served), func(t *testing.T) {
+			t.Parallel()
+			testDamagedCA(t, served)
+		})
+	}
+}
+
+func testDamagedCA(t *testing.T, served bool) {
+	w := newGuardedWorld(t)
+	write := func(file string, pem []byte) {
+		t.Helper()
+		if err := os.WriteFile(file, pem, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(w.s.Probe.CAFile, w.ca.pem[:len(w.ca.pem)/2])
+	weight := ""
+	if served {
+		weight = "1"
+		w.kernel.Services = []kernel.Service{{VIP: w.s.VIP, Scheduler: "rr", Dests: []kernel.Dest{{Addr: w.m.addr, Weight: 1, Forward: kernel.Masq}}}}
+	}
+	w.start(w.s)
+	w.kernel.change(func() { w.kernel.Services = nil; w.kernel.wake() })
+	w.eventually("the rules are kept", w.serves(weight))
+	waits := func() {
+		t.Helper()
+		if st := w.daemon.Status(); st.Servers[0].Verified || !slices.ContainsFunc(st.Problems, func(p string) bool { return strings.Contains(p, "no PEM certificate") }) {
+			t.Errorf("status: %+v", st)
+		}
+		if m := string(w.daemon.Metrics()); !strings.Contains(m, "ipvscare_problems 1\n") {
+			t.Errorf("metrics: %s", m)
+		}
+	}
+	waits()
+	if dials := w.daemon.stats.wire[countDial].Load(); dials > 0 {
+		t.Errorf("%d connections without a CA", dials)
+	}
+	write(w.s.Probe.CAFile, w.ca.pem)
+	w.eventually("it is verified and serves", func() bool {
+		st := w.daemon.Status().Servers[0]
+		return st.Verified && st.Masters[0].State == "up" && w.serves("1")()
+	})
+
+	other := w.s
+	other.Probe.CAFile = filepath.Join(t.TempDir(), "other.crt")
+	write(other.Probe.CAFile, []byte("nonsense"))
+	if err := w.daemon.replace(w.ctx, []Server{other}); err != nil {
+		t.Fatal(err)
+	}
+	waits()
+	asked := w.says.count()
+	time.Sleep(4 * w.s.Profile.Ready)
+	if !w.serves("1")() || w.says.count() > asked+1 {
+		t.Errorf("with another, damaged file: %d requests, %s", w.says.count()-asked, w.kernel.text())
+	}
+	write(other.Probe.CAFile, w.ca.pem)
+	w.eventually("the problem is gone", func() bool { return len(w.daemon.Status().Problems) == 0 && w.says.count() > asked+1 })
+	if err := w.stop(); err != nil {
+		t.Fatal(err)
+	}
 }

@@ -27,6 +27,7 @@ func (d *Daemon) Metrics() []byte {
 	}
 	s := d.Status()
 	fmt.Fprintf(&b, "# HELP ipvscare_ipvs Whether the kernel has IP_VS.\n# TYPE ipvscare_ipvs gauge\nipvscare_ipvs %d\n", bit(s.IPVS))
+	fmt.Fprintf(&b, "# HELP ipvscare_problems Number of problems that ipvscare status shows.\n# TYPE ipvscare_problems gauge\nipvscare_problems %d\n", len(s.Problems))
 	b.WriteString("# HELP ipvscare_master_state State of an API server: 1 for the current state.\n# TYPE ipvscare_master_state gauge\n")
 	for _, v := range s.Servers {
 		for _, m := range v.Masters {
