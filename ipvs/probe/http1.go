@@ -2,6 +2,7 @@ package probe
 
 import (
 	"bufio"
+	"cmp"
 	"fmt"
 	"io"
 	"strconv"
@@ -50,17 +51,19 @@ func readResponse(br *bufio.Reader, method string, limit int) (resp Event, last 
 	if err != nil {
 		return resp, false, err
 	}
-	var body io.Reader
 	switch {
 	case method == "HEAD", h.status == 204 || h.status == 304 || h.status < 200:
 		return resp, h.last, nil
-	case h.chunked, h.length < 0:
-		// A body without a length ends with the connection. Read only the part that has arrived.
-		h.last = true
-		body = io.LimitReader(br, int64(max(1, br.Buffered())))
-	default:
-		body = io.LimitReader(br, h.length)
+	case h.chunked:
+		body, whole, err := readChunks(br, limit)
+		resp.Body = body
+		return resp, h.last || !whole, err
+	case h.length < 0:
+		// The body ends with the connection, however that ends: TLS servers often close it abruptly.
+		resp.Body, _ = io.ReadAll(io.LimitReader(br, int64(limit)))
+		return resp, true, nil
 	}
+	body := io.LimitReader(br, h.length)
 	if resp.Body, err = io.ReadAll(io.LimitReader(body, int64(limit))); err != nil {
 		return resp, false, err
 	}
@@ -68,6 +71,38 @@ func readResponse(br *bufio.Reader, method string, limit int) (resp Event, last 
 		return resp, false, err
 	}
 	return resp, h.last, nil
+}
+
+// readChunks reads a chunked body (RFC 9112, section 7.1). If the body is longer than limit, whole is
+// false and the rest is not read, because it may never end.
+func readChunks(br *bufio.Reader, limit int) (body []byte, whole bool, err error) {
+	for {
+		line, err := readLine(br)
+		if err != nil {
+			return nil, false, err
+		}
+		text, _, _ := strings.Cut(line, ";")
+		size, err := strconv.ParseUint(strings.TrimSpace(text), 16, 31)
+		if err != nil {
+			return nil, false, fmt.Errorf("malformed chunk size %.40q", text)
+		}
+		for size == 0 { // trailer fields follow
+			if line, err := readLine(br); err != nil || line == "" {
+				return body, true, err
+			}
+		}
+		n := min(int(size), limit-len(body))
+		part := make([]byte, n)
+		if _, err := io.ReadFull(br, part); err != nil {
+			return nil, false, err
+		}
+		if body = append(body, part...); n < int(size) {
+			return body, false, nil
+		}
+		if line, err := readLine(br); err != nil || line != "" {
+			return nil, false, cmp.Or(err, fmt.Errorf("malformed chunk: %.40q follows its data", line))
+		}
+	}
 }
 
 // header is the part of a response's status line and header fields that a probe needs.

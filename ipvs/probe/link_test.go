@@ -1,6 +1,7 @@
 package probe
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/binary"
 	"io"
@@ -8,6 +9,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"golang.org/x/net/http2"
@@ -77,6 +79,54 @@ func FuzzHTTP1(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestHTTP1Bodies checks that a body is read completely, or up to the limit, even if it arrives in
+// parts, and that the connection stays open if another response can follow.
+func TestHTTP1Bodies(t *testing.T) {
+	const chunked = "HTTP/1.1 500 No\r\nTransfer-Encoding: chunked\r\n\r\n"
+	long := strings.Repeat("x", BodyLimit)
+	for _, tt := range []struct {
+		name, data, body string
+		last             bool
+		err              string
+	}{
+		{name: "a length", data: "HTTP/1.1 500 No\r\nContent-Length: 11\r\n\r\n[-]shutdown", body: "[-]shutdown"},
+		{name: "no length", data: "HTTP/1.1 500 No\r\n\r\n[-]shutdown", body: "[-]shutdown", last: true},
+		{name: "no length, too long", data: "HTTP/1.1 500 No\r\n\r\n" + long + "y", body: long, last: true},
+		{name: "chunks", data: chunked + "7\r\n[-]shut\r\n4;a=b\r\ndown\r\n0\r\nTrailer: x\r\n\r\n", body: "[-]shutdown"},
+		{name: "no chunk", data: chunked + "0\r\n\r\n"},
+		{name: "as many as kept", data: chunked + "1000\r\n" + long + "\r\n0\r\n\r\n", body: long},
+		{name: "a chunk too many", data: chunked + "1000\r\n" + long + "\r\n1\r\ny\r\n0\r\n\r\n", body: long, last: true},
+		{name: "a chunk that is too long", data: chunked + "fffff\r\n" + long + "yyy", body: long, last: true},
+		{name: "broken in a chunk", data: chunked + "7\r\n[-]", err: "EOF"},
+		{name: "broken between chunks", data: chunked + "3\r\n[-]\r\n", err: "EOF"},
+		{name: "no size", data: chunked + "x\r\n", err: "malformed chunk"},
+		{name: "a negative size", data: chunked + "-1\r\n", err: "malformed chunk"},
+		{name: "a chunk without an end", data: chunked + "1\r\nab\r\n", err: "malformed chunk"},
+	} {
+		next := ""
+		if !tt.last && tt.err == "" {
+			next = "HTTP/1.1 204 No Content\r\n\r\n"
+		}
+		br := bufio.NewReader(iotest.OneByteReader(strings.NewReader(tt.data + next)))
+		resp, last, err := readResponse(br, "GET", BodyLimit)
+		if tt.err != "" {
+			if err == nil || !strings.Contains(err.Error(), tt.err) {
+				t.Errorf("%s: got %v, want %s", tt.name, err, tt.err)
+			}
+			continue
+		}
+		if err != nil || resp.Status != 500 || string(resp.Body) != tt.body || last != tt.last {
+			t.Errorf("%s: status %d, body %.40q (%d bytes), last %v, %v", tt.name, resp.Status, resp.Body, len(resp.Body), last, err)
+		}
+		if next == "" {
+			continue
+		}
+		if resp, _, err := readResponse(br, "GET", BodyLimit); err != nil || resp.Status != 204 {
+			t.Errorf("%s: the next response: %d, %v", tt.name, resp.Status, err)
+		}
+	}
 }
 
 // TestFrames checks that the reader parses frames of golang.org/x/net, and that x/net parses frames
