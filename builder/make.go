@@ -223,7 +223,7 @@ func (b *executor) checkGo(ctx context.Context, compile []string) error {
 		}
 		have, err := fetch.GoRelease(ctx, b.Cache, r, w.release, io.Discard)
 		if err == nil && have != w.release {
-			err = fmt.Errorf("the lock has %s compiled by %s; the go here is %s, which gives other bytes: set GOTOOLCHAIN=%[2]s in the environment (go fetches that release), or build without --locked, which renews the lock", strings.Join(names[w], " and "), w.release, have)
+			err = fmt.Errorf("the lock has %s compiled by %s, but the installed Go is %s, which gives other bytes: set GOTOOLCHAIN=%[2]s in the environment (go fetches that release), or build without --locked, which renews the lock", strings.Join(names[w], " and "), w.release, have)
 		}
 		errs = append(errs, fieldError(w.field, err))
 	}

@@ -214,7 +214,7 @@ func readBoot(name string) (*Boot, error) {
 		return nil, fmt.Errorf("reading the node's report %s: it is not the report.json of a first boot: get it from the slot, or from firstboot status --output json", name)
 	}
 	if s.Version != ondisk.StateVersion {
-		return nil, fmt.Errorf("reading the node's report %s: its version is %d, but this edgebake reads only version %d", name, s.Version, ondisk.StateVersion)
+		return nil, fmt.Errorf("reading the node's report %s: its version is %d, but this edgebake supports only version %d", name, s.Version, ondisk.StateVersion)
 	}
 	b := &Boot{Node: s.Node, Result: s.Result, Started: s.Started, Seconds: max(0, s.Updated.Sub(s.Started).Seconds()), Notes: s.Notes}
 	for _, p := range s.Phases {

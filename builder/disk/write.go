@@ -231,7 +231,7 @@ func (w *writer) slot() ([]byte, int64, error) {
 		return nil, 0, err
 	}
 	if int64(len(b)) != p.Size {
-		return nil, 0, fmt.Errorf("the slot has %d bytes, its partition %d", len(b), p.Size)
+		return nil, 0, fmt.Errorf("the slot has %d bytes, but its partition has %d", len(b), p.Size)
 	}
 	return b, p.Start, nil
 }

@@ -152,7 +152,7 @@ func sizeOf(f io.ReaderAt) (int64, error) {
 		Seek(int64, int) (int64, error)
 	})
 	if !ok {
-		return 0, errors.New("finding a blob's size: it cannot seek")
+		return 0, errors.New("finding the size of a blob: its reader cannot seek")
 	}
 	return s.Seek(0, io.SeekEnd)
 }

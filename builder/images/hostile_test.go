@@ -756,7 +756,7 @@ func TestDocumentsAreReadAsContainerdDoes(t *testing.T) {
 		"Volumes has strings":      {set("Volumes", jsonDoc{"/x": "y"}), "is a JSON string, expected an object"},
 		"User is a number":         {set("User", 1000), "config.User is a JSON number, expected a string"},
 		"history is an object":     {func(_, c jsonDoc) { c["history"] = jsonDoc{} }, "history is a JSON object, expected a list"},
-		"created is no time":       {func(_, c jsonDoc) { c["created"] = "yesterday" }, "containerd cannot read it"},
+		"created is no time":       {func(_, c jsonDoc) { c["created"] = "yesterday" }, "containerd cannot read the document"},
 		"annotations has a number": {func(m, _ jsonDoc) { m["annotations"] = jsonDoc{"a": 1} }, "annotations is a JSON number, expected a string"},
 		"urls is a string":         {func(m, _ jsonDoc) { layerOf(m, 0)["urls"] = "x" }, "is a JSON string, expected a list"},
 		"negative size":            {func(m, _ jsonDoc) { layerOf(m, 0)["size"] = -5 }, "the size -5"},

@@ -263,7 +263,7 @@ var (
 // readStrict rejects.
 func readStrict(raw []byte, into any) error {
 	if err := json.Unmarshal(raw, into); err != nil {
-		return fmt.Errorf("containerd cannot read it: %w; have the image built again", plainJSON(err))
+		return fmt.Errorf("containerd cannot read the document: %w; have the image built again", plainJSON(err))
 	}
 	return nil
 }

@@ -177,12 +177,12 @@ func (m *Image) matches() error {
 	}
 	for i, want := range m.info.Partitions {
 		if got := found[i]; got.Label != want.Label || got.GUID != want.GUID && !own || got.Start != want.Start || got.Size != want.Size {
-			errs = append(errs, fmt.Errorf("partition %d is %s with %d bytes at %d, it was built as %s with %d bytes at %d",
+			errs = append(errs, fmt.Errorf("partition %d is %s with %d bytes at %d, but it was built as %s with %d bytes at %d",
 				i+1, got.Label, got.Size, got.Start, want.Label, want.Size, want.Start))
 		}
 		p := m.table.Partitions[i]
 		if typ, attr := disk.TypeOf(m.info.Arch, want.Label); p.Type != typ || p.Attributes != attr {
-			errs = append(errs, fmt.Errorf("partition %d (%s) has type %s and attributes %#x, it was built with %s and %#x: the partition table was changed; do not use the image, copy or build it again",
+			errs = append(errs, fmt.Errorf("partition %d (%s) has type %s and attributes %#x, but it was built with %s and %#x: the partition table was changed; do not use the image, copy or build it again",
 				i+1, want.Label, p.Type, p.Attributes, typ, attr))
 		}
 	}

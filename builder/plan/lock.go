@@ -59,7 +59,7 @@ func DecodeLock(data []byte) (*Lock, error) {
 		return nil, fmt.Errorf("reading the lock: %w; %s", err, newLock)
 	}
 	if l.Version != LockVersion {
-		return nil, fmt.Errorf("reading the lock: version %d is unknown to this edgebake, which reads %d: use the edgebake that wrote it; or %s", l.Version, LockVersion, newLock)
+		return nil, fmt.Errorf("reading the lock: its version is %d, but this edgebake supports only version %d: use the edgebake that wrote it, or %s", l.Version, LockVersion, newLock)
 	}
 	if _, err := d.Token(); err != io.EOF {
 		return nil, fmt.Errorf("reading the lock: it has data after its end; %s", newLock)

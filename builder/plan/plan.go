@@ -223,7 +223,7 @@ func Decode(data []byte) (*Plan, error) {
 	}
 	p := f.Plan
 	if p.Version != Version {
-		return nil, fmt.Errorf("reading the plan: its version is %d, this edgebake reads %d: use the edgebake that wrote it (%s), or %s", p.Version, Version, p.Builder, again)
+		return nil, fmt.Errorf("reading the plan: its version is %d, but this edgebake supports only version %d: use the edgebake that wrote it (%s), or %s", p.Version, Version, p.Builder, again)
 	}
 	if _, err := d.Token(); err != io.EOF {
 		return nil, fmt.Errorf("reading the plan: it has data after its end; %s", again)
@@ -272,7 +272,7 @@ func (p *Plan) problems() []error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(p.Inputs)) {
 		if p.Inputs[name].Make == "image" && !images[name] {
-			errs = append(errs, fmt.Errorf("reading the plan: inputs[%q]: images has no such image", name))
+			errs = append(errs, fmt.Errorf("reading the plan: inputs[%q]: images does not list this image", name))
 		}
 	}
 	return errs

@@ -169,7 +169,7 @@ func TestDecodeLock(t *testing.T) {
 		"another type":         {`"` + hex64("a") + `"`, "5", "sha256"},
 		"an unknown field":     {`"rootRoom"`, `"room"`, `"room"`},
 		"nothing":              {good, "", "reading the lock"},
-		"a version of its own": {`"version":1`, `"version":7`, "version 7"},
+		"a version of its own": {`"version":1`, `"version":7`, "version is 7"},
 	} {
 		raw := strings.Replace(good, tt.from, tt.to, 1)
 		if raw == good {
@@ -224,14 +224,14 @@ func TestDecode(t *testing.T) {
 	for what, c := range map[string]struct{ text, want string }{
 		"edited":           {replace(`"name": "x"`, `"name": "y"`), "it was edited"},
 		"without its id":   {replace(`"id": "`+id(t, p)+`",`, ""), "it was edited"},
-		"another version":  {replace(`"version": 2`, `"version": 3`), "its version is 3, this edgebake reads 2: use the edgebake that wrote it (1), or"},
+		"another version":  {replace(`"version": 2`, `"version": 3`), "its version is 3, but this edgebake supports only version 2: use the edgebake that wrote it (1), or"},
 		"an unknown field": {replace(`"name": "x"`, `"name": "x", "more": 1`), "unknown field"},
 		"two":              {written(p) + written(p), "data after its end"},
 		"cut":              {written(p)[:100], "unexpected EOF"},
 		"not a digest":     {replace(hex64("b"), "B"), `inputs["kubelet"].sha256: "B" is not a SHA-256`},
 		"a layer of nothing": {replace(`"input": "base"`, `"input": "x"`),
 			`layers[0].input: there is no input "x"`},
-		"an image without its layers": {replace(`"make": "mmdebstrap"`, `"make": "image"`), `inputs["base"]: images has no such image`},
+		"an image without its layers": {replace(`"make": "mmdebstrap"`, `"make": "image"`), `inputs["base"]: images does not list this image`},
 	} {
 		if _, err := Decode([]byte(c.text)); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", what, err, c.want)
