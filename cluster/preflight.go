@@ -236,8 +236,8 @@ func describeError(err error) string {
 	text := err.Error()
 	if of := (*url.Error)(nil); !wrongCertificate && errors.As(err, &of) {
 		text = of.Err.Error()
-	} else if before, rest, ok := strings.Cut(text, " for cluster-info: "); ok && strings.HasPrefix(before, "asking the API server ") {
-		text = rest
+	} else if of := (*kubeapi.ServerError)(nil); errors.As(err, &of) {
+		text = of.Err.Error()
 	}
 	return strings.Join(strings.Fields(text), " ")
 }

@@ -39,7 +39,7 @@ func TestStaleNodeKeepsItsLabels(t *testing.T) {
 	}
 	s := w.State()
 	i := slices.IndexFunc(s.Phases, func(p ondisk.PhaseState) bool { return p.Name == "node-ready" })
-	if p := s.Phases[i]; !strings.Contains(p.Error, "lacks labels of the Site: zone=north; the node could not set them: labelling Node edge-sn0042: ") || !strings.Contains(p.Fix, "kubectl delete node edge-sn0042") {
+	if p := s.Phases[i]; !strings.Contains(p.Error, "lacks labels of the Site: zone=north; the node could not change its labels: labelling Node edge-sn0042: ") || !strings.Contains(p.Fix, "kubectl delete node edge-sn0042") {
 		t.Errorf("%+v", p)
 	}
 	if !w.ConsoleHas("the cluster has a stale Node edge-sn0042") {
@@ -106,7 +106,7 @@ func TestPoolOfTheCluster(t *testing.T) {
 	if err := w.Boot(); err != nil {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	// If nothing would convert the node, a running node continues, also after a change.
+	// A cloud node that was Ready before continues, even if its pool is of type Edge now.
 	w.Cluster.NodePoolType = ""
 	w.Units[openyurt.Unit] = "failed"
 	w.PowerOn()

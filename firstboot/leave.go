@@ -58,7 +58,8 @@ func clusterPhase(active *site.Active) run.Phase {
 	}
 }
 
-// clusterState is the result of checkCluster for a machine that stays in its cluster.
+// clusterState is what checkCluster found. If it is zero, the machine leaves its cluster or needs
+// nothing.
 type clusterState struct {
 	newer      []byte // the cluster's CA if it was reissued
 	cannotShow bool   // see member.CannotShow
@@ -138,7 +139,7 @@ func forgetJoinedCluster(ctx context.Context, e *machine.Env, active *site.Activ
 	return nil
 }
 
-// errUnclear means that no API server answered, so it is unknown to which cluster they belong.
+// errUnclear means that no API server showed whether it belongs to this machine's cluster.
 var errUnclear = errors.New("no API server answers")
 
 // sameCluster reports whether a member belongs to the Site's cluster. It compares the Site's pins,
@@ -219,8 +220,8 @@ func verifyNewCluster(ctx context.Context, e *machine.Env, active *site.Active) 
 	return join.NameIsFree(e, found.Node, active.Node)
 }
 
-// leaveCluster removes all files of a machine's cluster. It removes the CA last but one, before
-// LeavingFile: after a power cut, the CA still shows to which cluster the other files belong.
+// leaveCluster removes the files of the old cluster, except the membership record. The CA goes last,
+// just before LeavingFile: after a power cut, it shows to which cluster the other files belong.
 func leaveCluster(ctx context.Context, e *machine.Env, active *site.Active) error {
 	if err := e.WriteFile(member.LeavingFile, nil, machine.Mode(0o600)); err != nil {
 		return fmt.Errorf("leaving the cluster: %w", err)
@@ -244,7 +245,8 @@ func leaveCluster(ctx context.Context, e *machine.Env, active *site.Active) erro
 	return nil
 }
 
-// clusterFiles returns the files of this machine's cluster, except those of yurthub and ipvscare.
+// clusterFiles returns the files that depend on the cluster, without kubelet's credentials, the CA, and
+// the files of yurthub and ipvscare.
 func clusterFiles(e *machine.Env) []string {
 	return slices.Concat(member.ClusterFiles(e), kubeadm.ClusterFiles, join.ClusterFiles)
 }
@@ -268,7 +270,7 @@ func adoptCA(ctx context.Context, e *machine.Env, ca []byte) error {
 			continue
 		}
 		if c, err := k.Cluster(); err != nil || c.CAData == "" {
-			continue // it refers to the CA's file
+			continue // it has no cluster, or names the CA's file
 		}
 		next, err := kubeapi.SetCA(conf, ca)
 		if err != nil {

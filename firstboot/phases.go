@@ -143,7 +143,7 @@ func hubNode(active *site.Active) join.HubNode {
 	return h
 }
 
-// stampedAt returns the Site's date of stamping as ClockPhase needs it; see site.ClockDate.
+// stampedAt returns site.ClockDate of active, as a function for ClockPhase.
 func stampedAt(active *site.Active) func(*machine.Env) int64 {
 	return func(e *machine.Env) int64 { return site.ClockDate(e, active) }
 }

@@ -25,8 +25,9 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// Reset removes a node from its cluster, and returns the name of its Node, or "" if it is unknown.
-// The image's contents and the Site's settings stay, so that the machine stays reachable.
+// Reset makes this machine leave its cluster. It cannot delete the Node, and returns its name, or ""
+// if that is unknown. The image's contents and the Site's settings stay, so that the machine stays
+// reachable. tell receives each step.
 func Reset(ctx context.Context, e *machine.Env, tell func(run.Step)) (node string, err error) {
 	cert, _ := member.KubeletCert(e)
 	node = member.CertNodeName(cert)
@@ -69,7 +70,7 @@ func (r *reset) steps() []run.Phase {
 			r.active = site.IfAny(e, r.image)
 			return nil
 		}},
-		{Name: "token", Run: func(_ context.Context, e *machine.Env) error { return resetToken(e, r.active) }}, // first: with the token, an interrupted reset would end in a join
+		{Name: "token", Run: func(_ context.Context, e *machine.Env) error { return resetToken(e, r.active) }}, // before kubeadm's files: with the token, an interrupted reset would end in a join
 		{Name: "kubeadm", Run: func(ctx context.Context, e *machine.Env) error { return resetKubeadm(ctx, e, r.active) }},
 		{Name: "yurthub", Run: func(ctx context.Context, e *machine.Env) error { return hub.Remove(ctx, e, r.image) }},
 		{Name: "ipvs", Run: func(ctx context.Context, e *machine.Env) error {
@@ -198,15 +199,15 @@ func resetIPVS(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	return errors.Join(e.Remove(ondisk.IPVSConfig), e.Remove(ondisk.IPVSLearned), e.SetHosts(ctx, network.EndpointOwner), e.SetHosts(ctx, network.NodeOwner))
 }
 
-// resetList returns the files that a reset removes, in addition to those of kubeadm, yurthub and
-// ipvscare. The state comes last, because it contains the node's name.
+// resetList returns the files that the last step of a reset removes. StateFile comes last, because an
+// interrupted reset needs the node's name in it.
 func resetList(e *machine.Env) []string {
 	return slices.Concat(member.ResetFiles, site.ResetFiles, clusterFiles(e), controlplane.ResetFiles, kubeadm.ResetFiles, update.ResetFiles,
 		[]string{member.LeavingFile, ondisk.StateFile})
 }
 
-// resetFiles removes the membership records. The applied settings of the Site stay, so that the
-// machine stays reachable.
+// resetFiles removes the files of resetList. The Site's settings in /etc stay, so that the machine
+// stays reachable.
 func resetFiles(_ context.Context, e *machine.Env) error {
 	for _, p := range resetList(e) {
 		if err := e.Remove(p); err != nil {

@@ -98,7 +98,7 @@ func TestASignedStick(t *testing.T) {
 				t.Errorf("the slot has\n%s", got)
 			}
 			if w.Has("/root/.ssh/authorized_keys") != c.all || (w.Has("/etc/motd") && w.Get("/etc/motd") == "hello") != c.all {
-				t.Errorf("root's keys: %v, motd: %v", !c.all, !c.all)
+				t.Errorf("root's keys: %v, motd: %q", w.Has("/root/.ssh/authorized_keys"), w.Get("/etc/motd"))
 			}
 			if !w.ConsoleHas(c.says) {
 				t.Errorf("the console does not have %q:\n%s", c.says, strings.Join(w.Console, "\n"))

@@ -76,7 +76,7 @@ func (r *Refused) Unwrap() error { return r.Err }
 func refuse(err error) error { return &Refused{err} }
 
 // Apply makes the system match cfg and undoes the parts of the last config that cfg lacks. cfg must
-// have passed ignition.Parse or node.Config. An empty cfg undoes everything.
+// be a result of ignition.Parse or siteconf.Config. An empty cfg undoes everything.
 func Apply(ctx context.Context, t Target, cfg *types.Config) (Changes, error) {
 	old, err := t.load()
 	if err != nil {

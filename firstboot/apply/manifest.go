@@ -19,7 +19,7 @@ const (
 	kindDir     = "directory"
 	kindSymlink = "symlink"
 	kindLink    = "link"
-	kindAbsent  = "nothing" // its parent directory was overwritten, so it is removed
+	kindAbsent  = "nothing" // removed: in an overwritten directory, a removed user's home, or a mask
 )
 
 type entry struct {

@@ -63,7 +63,7 @@ func (f Files) Lock(ctx context.Context, path string) (unlock func(), err error)
 			}
 		}
 		l.Close()
-		return nil, fmt.Errorf("locking %s, which another program holds: %w", p, err)
+		return nil, fmt.Errorf("locking %s: %w", p, err)
 	}
 }
 

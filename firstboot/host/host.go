@@ -1,5 +1,5 @@
-// Package host makes the machine.Env of the running system. It is the only part of first boot that
-// accesses a machine, and it makes no decisions.
+// Package host makes the machine.Env of the running system. First boot changes the machine only
+// through it. The package makes no decisions.
 package host
 
 import (

@@ -57,7 +57,7 @@ func DiscoveryPhase(active *site.Active) run.Phase {
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
 			d := OwnDiscovery(e, active)
-			e.Waiting("an API server to show its cluster-info (%s)", strings.Join(d.Masters, ", "))
+			e.Waiting("an API server of the Site's cluster (%s)", strings.Join(d.Masters, ", "))
 			found, err := FindCluster(ctx, e, d)
 			if err != nil {
 				return err
@@ -186,11 +186,11 @@ func JudgeDiscovery(ctx context.Context, e *machine.Env, masters []string, err e
 	early := (*kubeapi.EarlyError)(nil)
 	switch {
 	case errors.Is(err, kubeapi.ErrPin) && !joined.AllAre(err, kubeapi.ErrPin):
-		return run.Advise(err, "an address in masters belongs to another cluster: correct it; the other API servers do not answer")
+		return run.Advise(err, "an address in masters belongs to another cluster: correct it. No other API server could be used, for the reasons above")
 	case errors.Is(err, kubeapi.ErrPin):
 		return run.NeedsPerson(err, "compare caCertHashes in site.yaml with the cluster's (`kubeadm token create --print-join-command` shows it), and the API servers' addresses")
 	case errors.Is(err, kubeapi.ErrCA) && !joined.AllAre(err, kubeapi.ErrCA):
-		return run.Advise(err, "an address in masters belongs to another cluster: correct it; the other API servers do not answer")
+		return run.Advise(err, "an address in masters belongs to another cluster: correct it. No other API server could be used, for the reasons above")
 	case errors.Is(err, kubeapi.ErrCA):
 		return run.NeedsPerson(err, "compare caCert in site.yaml with /etc/kubernetes/pki/ca.crt of a control-plane node, and check the API servers' addresses")
 	case joined.AllAre(err, kubeapi.ErrNode):
@@ -200,9 +200,9 @@ func JudgeDiscovery(ctx context.Context, e *machine.Env, masters []string, err e
 	case errors.Is(err, kubeapi.ErrToken):
 		return run.Advise(err, "an API server accepts no token for some seconds after its start; if this persists, "+newTokenFix)
 	case errors.Is(err, kubeapi.ErrSignature):
-		return run.Advise(err, newTokenFix+", or correct masters; the other API servers do not answer")
+		return run.Advise(err, newTokenFix+", or correct masters. No other API server could be used, for the reasons above")
 	case errors.Is(err, kubeapi.ErrServerName) && !joined.AllAre(err, kubeapi.ErrServerName):
-		return run.Advise(err, serverNameFix+"; the other API servers do not answer")
+		return run.Advise(err, serverNameFix+". No other API server could be used, for the reasons above")
 	case errors.Is(err, kubeapi.ErrServerName):
 		return run.NeedsPerson(err, serverNameFix)
 	case errors.As(err, &early):

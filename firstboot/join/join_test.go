@@ -241,7 +241,7 @@ func TestAFailedLookUndoesNothing(t *testing.T) {
 			t.Fatal("first boot succeeded although no API server answers")
 		}
 		if failed != 3 {
-			t.Errorf("the API server was asked %d times", failed)
+			t.Errorf("the state of the unit was read %d times while systemd did not answer, want 3", failed)
 		}
 		if slices.Contains(w.EffectNames, "remove "+openyurt.KubeletConf) || !strings.Contains(w.Get(member.KubeadmFlags), openyurt.KubeletConf) {
 			t.Errorf("kubelet was redirected away from yurthub: %s", w.EffectNames)

@@ -150,7 +150,7 @@ func (r *readiness) await(ctx context.Context, e *machine.Env) error {
 		}
 		if bad != nil && !errors.Is(bad, errWatched) {
 			if refused != nil {
-				bad = fmt.Errorf("%w; the node could not set them: %w", bad, refused)
+				bad = fmt.Errorf("%w; the node could not change its labels: %w", bad, refused)
 			}
 			e.Waiting("the Node to be Ready: %s", machine.OneLine(bad))
 		}

@@ -286,7 +286,7 @@ func TestLabelRemoved(t *testing.T) {
 	if flags := w.Get(member.KubeadmFlags); flags != "KUBELET_KUBEADM_ARGS=\"--a=b --node-labels=zone=north --c=d\"\n" {
 		t.Errorf("kubelet registers with %s", flags)
 	}
-	// A label of the same name with another value was set by somebody else, and stays.
+	// A label that somebody sets after its removal stays, even with the former value.
 	n.Metadata.Labels["shop"] = "12"
 	w.PowerOn()
 	w.MustBoot()

@@ -100,7 +100,7 @@ func (o Object) ID() string {
 	return strings.Join([]string{group, o.kind, o.namespace, o.name}, "/")
 }
 
-// Applier applies objects. It asks the API server for each kind only once.
+// Applier applies objects. It caches the kinds that the API server serves.
 type Applier struct {
 	c     *Client
 	known map[string][]resource

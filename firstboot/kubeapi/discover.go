@@ -91,8 +91,20 @@ type Found struct {
 	kept *http.Transport
 }
 
-// Client returns a client with the bootstrap token. Its first request uses the connection on which
-// the API server was verified.
+// ServerError is the error of one API server during discovery.
+type ServerError struct {
+	Server string // HOST:PORT
+	Err    error
+}
+
+func (e *ServerError) Error() string {
+	return "discovering the cluster at the API server " + e.Server + ": " + e.Err.Error()
+}
+
+func (e *ServerError) Unwrap() error { return e.Err }
+
+// Client returns a client with the bootstrap token. If possible, its first request uses the
+// connection on which the API server was verified.
 func (f *Found) Client(d Discovery) *Client {
 	return &Client{Server: "https://" + f.Master, CA: f.CA, ServerName: f.ServerName, Token: d.Token, Dial: d.Dial, Now: d.Now, kept: f.kept}
 }
@@ -150,7 +162,7 @@ func Discover(ctx context.Context, d Discovery) (*Found, error) {
 			}
 			answers++
 			d.forgetSession(d.Masters[r.i], r.err)
-			errs[r.i] = fmt.Errorf("asking the API server %s for cluster-info: %w", d.Masters[r.i], bounded{r.err})
+			errs[r.i] = &ServerError{d.Masters[r.i], bounded{r.err}}
 			ask()
 		}
 	}
@@ -341,7 +353,7 @@ func (d Discovery) proven(ctx context.Context, master string, ca []byte, name, h
 	return f, nil
 }
 
-// present sends the token in a request whose answer is needed anyway: for d.Node, or else /version.
+// present sends the token: it reads d.Node or, if no Node is named, /version.
 func (f *Found) present(ctx context.Context, d Discovery) (err error) {
 	if d.Node == "" {
 		return f.Client(d).Get(ctx, "/version", nil)
@@ -465,8 +477,7 @@ func (s *Sessions) forget(master string) {
 }
 
 // ServerName connects to master, verifies it, and returns the first of names that its certificate
-// has, or ErrServerName. now returns the time at which certificates are checked; nil: this
-// computer's clock.
+// has, or ErrServerName.
 func (d Dialer) ServerName(ctx context.Context, master string, ca []byte, names []string) (string, error) {
 	conn, name, err := d.connect(ctx, master, ca, names)
 	if err != nil {

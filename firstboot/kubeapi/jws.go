@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// Keys of the cluster-info ConfigMap.
+// Path and keys of the ConfigMap cluster-info.
 const (
 	clusterInfoPath = "/api/v1/namespaces/kube-public/configmaps/cluster-info"
 	kubeconfigKey   = "kubeconfig"

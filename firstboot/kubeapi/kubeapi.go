@@ -142,7 +142,7 @@ func (e *StatusError) Error() string {
 	return s
 }
 
-// Code returns the HTTP status in err, or 0 if no server answered.
+// Code returns the HTTP status in err, or 0 if err has none.
 func Code(err error) int {
 	var se *StatusError
 	if errors.As(err, &se) {

@@ -44,8 +44,8 @@ func (d *Disk) Part(label string) *Partition {
 	return nil
 }
 
-// mountsAt returns the directories in /sys/dev/block of the block devices mounted at place, in the
-// order in which they were mounted.
+// mountsAt returns the sysfs directories of the block devices mounted at place, in the order in which
+// they were mounted.
 func (e *Env) mountsAt(place string) (devices []string, err error) {
 	b, err := e.Read("/proc/self/mountinfo")
 	if err != nil {

@@ -251,8 +251,8 @@ func (e *Env) Waiting(format string, args ...any) {
 	}
 }
 
-// Note reports that a part of the Site is not in effect although the node continues. The text is in
-// the report, and is printed once on the console.
+// Note reports a problem that does not stop the node. The text is in the report, and is printed once
+// on the console.
 func (e *Env) Note(format string, args ...any) {
 	if e.OnNote != nil {
 		e.OnNote(fmt.Sprintf(format, args...))

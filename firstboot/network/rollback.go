@@ -135,7 +135,7 @@ func goodFiles(e *machine.Env) (map[string]netFile, bool) {
 	return out, true
 }
 
-// IsNew reports whether the present settings have not reached anything yet. Settings that networkd
+// IsNew reports whether the settings differ from those last recorded as good. Settings that networkd
 // has not loaded do not count as new, because they cannot be tested.
 func IsNew(e *machine.Env) bool {
 	now, err := Files(e)

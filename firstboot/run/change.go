@@ -16,7 +16,7 @@ import (
 // ErrAlready means that the machine is in the requested state already.
 var ErrAlready = errors.New("there is nothing to do")
 
-// Step is the result of one step of convert, revert or reset, or a note for the operator.
+// Step is the result of one step of update, convert, revert or reset, or a note for the operator.
 type Step struct {
 	Name, Status string // waiting, note, done, as it should be, failed, undone
 	Detail       string
@@ -26,7 +26,7 @@ type Step struct {
 // it, and units whose journals are copied.
 type Recorded struct{ Files, Units []string }
 
-// Change carries out the steps of convert, revert or reset, and records their results.
+// Change carries out the steps of update, convert, revert or reset, and records their results.
 type Change struct {
 	e        *machine.Env
 	tell     func(Step)

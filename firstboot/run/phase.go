@@ -10,7 +10,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
-// Phase is one step of first boot, convert, revert or reset. It is made for one pass or command, so
+// Phase is one step of first boot, update, convert, revert or reset. It is made for one pass or command, so
 // it may cache findings of Check and Run, such as the names in an API server's certificate.
 type Phase struct {
 	Name, Doc string

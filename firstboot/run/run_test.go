@@ -73,7 +73,7 @@ func TestStopSpread(t *testing.T) {
 		}
 		late := now.Sub(time.Time{}) - repeat
 		if late < 0 || late >= repeat/4 {
-			t.Fatalf("first boot looked for another Site only after %s", repeat+late)
+			t.Fatalf("the phases were repeated after %s", repeat+late)
 		}
 		if looks < int(repeat/Standstill) {
 			t.Fatalf("first boot looked for another Site only %d times", looks)

@@ -190,8 +190,8 @@ func (r *Runner) spreadBoots(ctx context.Context, e *machine.Env, node Node) err
 	return nil
 }
 
-// waitOffline ends a pass in which no API server answered, after a pause. The node runs with its
-// present settings.
+// waitOffline pauses at the end of a pass in which a phase could not be checked. The node keeps its
+// current settings.
 func (r *Runner) waitOffline(ctx context.Context, e *machine.Env, node Node, attempts map[string]int) error {
 	r.result(e, ondisk.ResultWaiting)
 	if err := r.judgeOffline(ctx, e, node); err != nil {

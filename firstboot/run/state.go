@@ -178,7 +178,7 @@ func (r *Runner) mark(e *machine.Env, p Phase, status string, attempts int, err 
 		e.Notify(fmt.Sprintf("STATUS=%s %s (attempt %d)", place, p.Name, attempts))
 		e.Log.Info("trying again", "phase", p.Name, "attempt", attempts)
 	case status == ondisk.PhaseWaiting && changed && ps.Error == "":
-		r.say(e, fmt.Sprintf("%s %s: offline, so it cannot be checked; the current settings stay", place, p.Name))
+		r.say(e, fmt.Sprintf("%s %s: cannot be checked now; the current settings stay", place, p.Name))
 	case status == ondisk.PhaseFailed:
 		r.sayFailure(e, p, err)
 	}

@@ -39,8 +39,8 @@ func (s *stick) claimedBy(e *machine.Env) *slot.Claim {
 	return nil
 }
 
-// sameMachine reports whether a and b may be one machine: they share a network card, and UUIDs and
-// serial numbers that both have are equal. A card is required because vendors reuse numbers.
+// sameMachine reports whether a and b may be one machine: no UUID or serial number differs, and they
+// share a network card if both have any. Vendors reuse numbers, so numbers alone prove nothing.
 func sameMachine(a, b siteconf.Machine) bool {
 	for _, own := range [][2]string{{a.UUID, b.UUID}, {a.Serial, b.Serial}} {
 		x, y := forms.Identity(own[0]), forms.Identity(own[1])

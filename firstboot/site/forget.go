@@ -78,7 +78,7 @@ func ForgetToken(e *machine.Env, active *Active, blank bool) error {
 		return nil
 	}
 	if err := e.ScrubSlot(active.Device, info, doc, secrets); err != nil {
-		return fmt.Errorf("removing the token from the slot: %w", err)
+		return fmt.Errorf("removing the secrets from the slot: %w", err)
 	}
 	return nil
 }

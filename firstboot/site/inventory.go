@@ -130,7 +130,7 @@ func takeFromInventory(e *machine.Env) error {
 	}
 	one.Signature = nil // it belongs to the former contents
 	if err := e.WriteSlot(dev, one); err != nil {
-		return fmt.Errorf("replacing the inventory in the slot %s by this machine's Site: %w", dev, err)
+		return fmt.Errorf("writing this machine's Site to the slot %s: %w", dev, err)
 	}
 	if _, many := c.Files[ondisk.SlotInventory]; many {
 		e.Log.Info("using this machine's Site from the inventory; the other machines' Sites are wiped from the slot", "slot", dev)

@@ -84,7 +84,7 @@ func newStick(e *machine.Env, reader *Reader) (*stick, error) {
 }
 
 // sticks returns the slots in devs that have a valid Site for this machine, whose active Site is
-// have. It skips slots without contents, and adds other problems to errs.
+// have. It skips devices without a readable slot, and adds other problems to errs.
 func sticks(e *machine.Env, image ondisk.ImageInfo, have *Active, devs []string, errs *[]error) []*stick {
 	own, key := ownContents(e), e.Contents(KeyFile)
 	var out []*stick

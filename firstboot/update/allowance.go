@@ -14,8 +14,8 @@ import (
 type allowance struct {
 	most  int64 // 0: no limit
 	spent int64
-	// reserved is the number that was last recorded. It is never less than spent, so a power cut
-	// loses no bytes.
+	// reserved is the number that was last recorded. It includes the whole current request, so that
+	// a power cut does not lose its bytes.
 	reserved int64
 	record   func(total int64) error // nil: nothing is recorded
 	// hops is the number of redirects before the last response. Each one costs a request.

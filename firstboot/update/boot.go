@@ -155,8 +155,8 @@ type espFile struct {
 	write func(io.Writer) error
 }
 
-// install writes the missing files to the EFI system partition, and then reads all files back from
-// the disk.
+// install writes the files that are missing or different to the EFI system partition, and then
+// reads all files back from the disk.
 func install(ctx context.Context, e *machine.Env, files []espFile) error {
 	sums, there := make([][]byte, len(files)), make([]bool, len(files))
 	need := int64(0)

@@ -157,7 +157,7 @@ func describe(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) error
 // progressFile contains the UpdateState of a running update.
 const progressFile = ondisk.RunMark + "update.json"
 
-// stale is the age at which the state of a running update means that it was interrupted.
+// stale is the age from which the state of a running update shows that the update was interrupted.
 const stale = 10 * time.Minute
 
 // begin records the current phase. out receives the phase's status messages.

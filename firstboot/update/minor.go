@@ -71,8 +71,8 @@ func minorOf(version string) int {
 	return n
 }
 
-// oldestServer returns the lowest version of all API servers. During an update of the control plane
-// they differ, and kubelet connects to all of them.
+// oldestServer returns the lowest version of the API servers that answer. During an update of the
+// control plane versions differ, and kubelet may connect to any of the servers.
 func oldestServer(ctx context.Context, e *machine.Env, masters []string) (string, error) {
 	own, err := member.NodeClient(e)
 	if err != nil {

@@ -410,7 +410,7 @@ func (o *orders) carryOut(parent context.Context, x order.Order, tell func(run.S
 	}
 	err := Update(ctx, o.e, opts, func(s run.Step) {
 		tell(s)
-		// Once the boot entry is written, the order cannot be withdrawn.
+		// Once commit has confirmed the order, it cannot be withdrawn.
 		if r.State == order.StateRestarting {
 			return
 		}

@@ -53,7 +53,7 @@ func openRegistry(ctx context.Context, l *requester, image string) (*registryIma
 	return r, nil
 }
 
-// registryURL returns the URL of a repository. A registry on this machine may be used without TLS.
+// registryURL returns the URL of a repository: with https, except for a registry on this machine.
 func registryURL(ref imageref.Ref) string {
 	host, scheme := ref.Domain, "https"
 	if host == "docker.io" {

@@ -216,8 +216,7 @@ func FromStick(ctx context.Context, e *machine.Env) error {
 
 // updateFromStick runs an automatic update as soon as the machine is not busy.
 func updateFromStick(ctx context.Context, e *machine.Env, tell func(run.Step)) error {
-	// Retry returns the error of a machine that stays busy. Any other error ends the wait, and is
-	// in final.
+	// final is the last result of Update. err matters only if Update was never called.
 	var final error
 	err := e.Retry(ctx, machine.Wait{Every: 5 * time.Second, For: stickPatience}, func() error {
 		final = Update(ctx, e, Options{Image: Stick, byItself: true}, tell)

@@ -26,7 +26,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// Boot runs first boot until it is done, needs a person, or waits too long.
+// Boot runs first boot until it is done, or has waited longer than Patience.
 func (w *World) Boot() error { return w.Run(w.start(w.Env())) }
 
 // MustBoot is Boot, which must succeed.

@@ -235,7 +235,7 @@ func (w *World) networkWorks() bool {
 	return w.NetworkWorks == nil || w.NetworkWorks()
 }
 
-// kubeletReportTime returns the time at which kubelet last reached the cluster.
+// kubeletReportTime returns the current time if kubelet reaches the cluster, and zero otherwise.
 func (w *World) kubeletReportTime() time.Time {
 	flags, _ := os.ReadFile(filepath.Join(w.Root, member.KubeadmFlags))
 	if w.Units[ondisk.UnitKubelet] != "active" || w.KubeletFailsBehindHub && strings.Contains(string(flags), openyurt.KubeletConf) {
