@@ -133,8 +133,8 @@ func CertificatesPhase(active *site.Active) run.Phase {
 	}
 }
 
-// makeCredentials makes kubeadm create the wanted credentials in RenewalDir, which links to the
-// others, and then replaces those in use.
+// makeCredentials makes kubeadm create the wanted credentials in RenewalDir, which has links to all
+// other credentials, and then replaces those in use.
 func makeCredentials(ctx context.Context, e *machine.Env, active *site.Active, wanted []credential) error {
 	if err := e.RemoveAll(RenewalDir); err != nil {
 		return fmt.Errorf("removing %s: %w", RenewalDir, err)
@@ -249,7 +249,7 @@ func areUsable(e *machine.Env, site *configs.Site) bool {
 	})
 }
 
-// firstExpiry returns the earliest expiry of the credentials.
+// firstExpiry returns the earliest expiry of the usable credentials.
 func firstExpiry(e *machine.Env, all []credential) time.Time {
 	var first time.Time
 	for _, c := range all {
@@ -377,7 +377,8 @@ func checkValidity(e *machine.Env, cert *x509.Certificate) error {
 }
 
 // expiresSoon returns an error if the certificate expires within RenewBefore, and more than half of
-// its lifetime has passed. The second condition prevents repeated renewals of short-lived ones.
+// its lifetime has passed. The second condition prevents a renewal of short-lived certificates at
+// each check.
 func expiresSoon(e *machine.Env, cert *x509.Certificate, caFile string) error {
 	cas, err := kubeapi.ParseCerts(e.Contents(caFile))
 	if err != nil {
@@ -392,9 +393,9 @@ func expiresSoon(e *machine.Env, cert *x509.Certificate, caFile string) error {
 	return nil
 }
 
-// MadeFile records when kubeadm made each certificate, because certificates in kubeconfigs are
-// valid from the start of their CA. If the file is lost, certificates with a lifetime of less than
-// a year are renewed once.
+// MadeFile records when kubeadm made each certificate, because a certificate in a kubeconfig has
+// the NotBefore of its CA. If the file is lost, certificates with a lifetime of less than a year
+// may be renewed early once.
 const MadeFile = ondisk.StateDir + "/certificates.json"
 
 // madeRecord is the contents of MadeFile.

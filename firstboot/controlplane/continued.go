@@ -24,14 +24,13 @@ import (
 // ForceNewCluster is the name of etcd's flag.
 const ForceNewCluster = "force-new-cluster"
 
-// forcedArgs returns etcd's arguments for that start. A crash may repeat the start, so no member
-// may join yet: etcd listens only for clients on this machine.
+// forcedArgs returns etcd's arguments for a start with ForceNewCluster. A crash may repeat the
+// start, so no member may join yet: etcd accepts only clients on this machine.
 func forcedArgs(site *configs.Site) []kubeadm.Arg {
 	return []kubeadm.Arg{{Name: ForceNewCluster, Value: "true"}, {Name: "listen-client-urls", Value: ownEtcdURL(site)}}
 }
 
-// ownEtcdURL returns the URL at which this machine's API server reaches its etcd, as kubeadm sets
-// it.
+// ownEtcdURL returns the loopback URL of this machine's etcd, which kubeadm sets for the API server.
 func ownEtcdURL(site *configs.Site) string {
 	loopback := "127.0.0.1"
 	if addr, err := netip.ParseAddr(site.Self().Address); err == nil && addr.Is6() {

@@ -26,8 +26,8 @@ import (
 // kubeadm's init phases, and package etcdmember decides how its etcd starts.
 
 // AddressPhase waits for the machine's own address, and checks that new network settings reach
-// another machine, if one is on. Once this boot has decided how etcd starts, the network stays
-// unchanged.
+// another machine, if one is on. Once this boot has decided how etcd starts, it tries no new
+// settings.
 func AddressPhase(site *configs.Site) run.Phase {
 	up, late := network.ToNeighbours(site), &network.LateReload{}
 	return run.Phase{

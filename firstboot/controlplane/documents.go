@@ -28,9 +28,9 @@ const (
 	kubeadmConfigMap = "/api/v1/namespaces/kube-system/configmaps/kubeadm-config"
 	kubeletConfigMap = "/api/v1/namespaces/kube-system/configmaps/kubelet-config"
 	proxyConfigMap   = "/api/v1/namespaces/kube-system/configmaps/kube-proxy"
-	// DocumentsKey is the annotation of kubeadm-config with a hash of the documents that were
-	// uploaded last, uploadedKey that with a hash of the resulting ConfigMaps. uploadingKey exists
-	// during an upload.
+	// These are annotations of kubeadm-config. DocumentsKey has a hash of the documents that were
+	// uploaded last, uploadedKey a hash of the resulting ConfigMaps. uploadingKey exists only during
+	// an upload.
 	DocumentsKey = "edgebake.io/documents"
 	uploadedKey  = "edgebake.io/uploaded"
 	uploadingKey = "edgebake.io/uploading"
@@ -40,7 +40,8 @@ const (
 	DocumentsFile = ondisk.StateDir + "/kubeadm.yaml"
 )
 
-// ResetFiles are the files that a reset removes. Snapshots and data that was set aside stay.
+// ResetFiles lists the files of this package that a reset removes. Snapshots and etcd data that was
+// set aside stay.
 var ResetFiles = []string{ClusterManifests, DocumentsMark, DocumentsFile, MadeFile, UpdateLeaseFile}
 
 // DocumentsOf returns a hash of the Site's kubeadm documents that apply to the whole cluster.
@@ -148,7 +149,8 @@ func DocumentsPhase(active *site.Active) run.Phase {
 			case entitled:
 				return uploadDocuments(ctx, e, c, active, documents)
 			}
-			// Documents of a machine that has never uploaded them may be outdated.
+			// Somebody else may have changed the documents in the cluster. Or this machine has
+			// recorded none yet: its own may be outdated.
 			if err := writeForPerson(e, site, documents); err != nil {
 				return err
 			}

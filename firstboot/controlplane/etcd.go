@@ -25,7 +25,7 @@ import (
 )
 
 // etcd's manifest is a link into /run, so that kubelet does not start etcd before this boot has
-// decided how. The target is not in RunDir, which is removed when first boot ends.
+// decided how etcd starts. The target is not in RunDir, which is removed when first boot ends.
 const (
 	EtcdManifest = ondisk.ManifestsDir + "/etcd.yaml"
 	EtcdRun      = "/run/edgebake-etcd.yaml"
@@ -36,8 +36,7 @@ const (
 	// After a power cut of all machines, the others need some time to form a quorum.
 	stopDelay      = 2 * time.Minute
 	decideInterval = 2 * time.Second
-	// fixAfter is how long a wait must last before its fix is
-	// reported: most waits end by themselves.
+	// fixAfter is how long a wait must last before its fix is reported: most waits end by themselves.
 	fixAfter = 5 * time.Minute
 	// countedFor is how long the node to continue from must have listed this machine's member: an
 	// etcd that is about to drop all other members still lists them for a moment.
@@ -63,8 +62,8 @@ func EtcdStartPhase(active *site.Active) run.Phase {
 			}
 			defer client.CloseIdleConnections()
 			t := &etcdStarter{e: e, active: active, site: active.Site, client: client}
-			// Close it only at the end of the pass: other nodes also ask while the pass waits after
-			// a failure.
+			// Close the listener only at the end of the pass, because other nodes also ask while
+			// the pass waits after a failure.
 			e.AtEndOfPass(t.close)
 			return t.run(ctx)
 		},
@@ -112,7 +111,7 @@ type etcdStarter struct {
 	client *http.Client
 
 	blank   *http.Server      // tells other nodes that this machine has no data
-	stopped time.Time         // when a decision first required a person; zero: none does
+	stopped time.Time         // since when the decision is to stop; zero: it is not
 	via     etcdmember.Client // a member through which a quorum responds
 	watch   leaseWatch        // watches the former membership
 	learner learnerWatch      // watches another machine's learner
@@ -381,14 +380,14 @@ func (t *etcdStarter) close() {
 	}
 }
 
-// saveMembership records the cluster of the data that etcd is about to write, and the Site's
-// request to continue as carried out.
+// saveMembership records that etcd's data belongs to the Site's cluster, and that the Site's
+// request to continue is carried out.
 func saveMembership(e *machine.Env, site *configs.Site) error {
 	return ReadMembership(e).CarriedOut(site).write(e)
 }
 
 // join removes the members in d.Remove, and adds this machine as a member of a running cluster.
-// After an interruption, the next attempt starts from the members of that time.
+// An attempt after an interruption reads the list of members again.
 func (t *etcdStarter) join(ctx context.Context, d etcdmember.Decision) (initialCluster string, err error) {
 	for _, id := range d.Remove {
 		if err := t.via.Remove(ctx, id); err != nil {
@@ -413,8 +412,8 @@ func (t *etcdStarter) start(ctx context.Context, state, members string, more ...
 	return startEtcd(ctx, t.e, t.active, append([]kubeadm.Arg{
 		{Name: "initial-cluster", Value: members},
 		{Name: "initial-cluster-state", Value: state},
-		// etcd uses the token only at a bootstrap. All machines have the same one, whatever their
-		// image, and each bootstrap has another.
+		// etcd uses the token only at a bootstrap. The token is the same on all machines, whatever
+		// their image, and differs between bootstrap permits.
 		{Name: "initial-cluster-token", Value: etcdmember.Token(t.site.ControlPlane.ID, PermitID(t.site))},
 	}, more...))
 }

@@ -11,8 +11,9 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
-// Two machines with the Site of the same control-plane node cannot see each other. The other one
-// runs if etcd's members are connected to its member, or if its Node's lease is renewed.
+// Two machines with the Site of the same control-plane node cannot reach each other. The other
+// machine counts as running if etcd's members are connected to its member, or if its Node's lease
+// is renewed.
 
 // leaseWatchTime is how long the lease must stay unchanged until the former machine counts as gone.
 // kubelet renews a lease every 10 s. Its timestamp is not compared with this machine's clock.
@@ -57,8 +58,7 @@ func (t *etcdStarter) formerMembership(ctx context.Context, v etcdmember.View, e
 	return etcdmember.Gone, "", nil
 }
 
-// learnerWatch watches another machine's learner, which prevents
-// all other machines from joining.
+// learnerWatch watches another machine's learner, because no other machine can join meanwhile.
 type learnerWatch struct {
 	id    string
 	since time.Time // since when the learner was not seen running

@@ -69,8 +69,8 @@ func maintenanceBy(client *http.Client, site *configs.Site) etcdmember.Maintenan
 	return u
 }
 
-// SpaceOn returns an error if bytes more do not fit on a control-plane node's /var, beside the
-// space that kubelet and etcd need.
+// SpaceOn returns an error if writing this many bytes to /var of a control-plane node would leave
+// less than SnapshotLeaves percent free.
 func SpaceOn(ctx context.Context, e *machine.Env, site *configs.Site, member string, bytes int64) error {
 	space := spaceOn
 	if member == site.Self().Name {

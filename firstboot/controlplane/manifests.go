@@ -17,15 +17,15 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// The Cluster's manifests come with the keys, and stay on the disk until all are applied. That
-// happens once in a cluster's life, perhaps after weeks: some need a webhook that runs on a worker.
+// The Cluster's manifests come with the keys, and stay on the disk until all are applied. They are
+// applied once in a cluster's life. This may take weeks: some need a webhook that runs on a worker.
 
 const (
 	// ClusterManifests is the packed file of the manifests until they are applied.
 	ClusterManifests = ondisk.StateDir + "/cluster-manifests"
-	// appliedMarker is a ConfigMap with a key for each applied object. Once it has no
-	// applyingLabel, all objects are applied. If a cluster is older than the manifests, only
-	// missing objects are created.
+	// appliedMarker is a ConfigMap with a key for each applied object. When all objects are
+	// applied, applyingLabel is removed. Its value is applyMissing if the cluster was published
+	// without the manifests: then existing objects are not changed.
 	appliedMarker     = "edgebake-manifests"
 	appliedMarkerPath = "/api/v1/namespaces/kube-system/configmaps/" + appliedMarker
 	applyingLabel     = "edgebake.io/applying"
@@ -98,8 +98,8 @@ func applyManifests(ctx context.Context, e *machine.Env, c *kubeapi.Client, site
 }
 
 // applyRound tries once to apply each object that is not applied yet. It returns the number of
-// objects left, with their errors. own has the objects that this machine applied, the marker those
-// of all nodes.
+// objects left, with their errors. own records the objects that this machine has applied, the
+// marker those of all nodes.
 func applyRound(ctx context.Context, c *kubeapi.Client, site *configs.Site, all []kubeapi.Object, keys []string, own map[string]bool) (left int, _ error) {
 	var errs []error
 	applier := c.Applier()

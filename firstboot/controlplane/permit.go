@@ -34,8 +34,8 @@ func permitState(e *machine.Env, site *configs.Site) etcdmember.Permit {
 	return etcdmember.ValidPermit
 }
 
-// permitDates describes the dates on which the permit's state depends. It omits the time of day,
-// because each new text is reported again.
+// permitDates describes the dates on which the permit's state depends. It omits the clock's time of
+// day, because each change of the text is logged.
 func permitDates(e *machine.Env, site *configs.Site) string {
 	return fmt.Sprintf("%s; this machine's clock shows %s", site.ControlPlane.BootstrapEnd().UTC().Format(time.RFC3339), e.Now().UTC().Format(time.DateOnly))
 }
@@ -64,7 +64,7 @@ func firmwareRecord(e *machine.Env, variable string) string {
 }
 
 // usePermit records that this machine bootstraps the cluster, on the disk and then in the firmware.
-// If the firmware fails, that is only logged.
+// A failure to write the firmware is only logged.
 func (t *etcdStarter) usePermit() error {
 	key := PermitKey(t.site)
 	note := membership{Cluster: t.site.ControlPlane.ID, Bootstrapped: key, RequestedAt: ReadMembership(t.e).RequestedAt}
@@ -95,7 +95,7 @@ func restoreRequest(site *configs.Site) string {
 }
 
 // restoredBefore reports whether this machine has carried out the Site's request to restore, or a
-// later one, and has lost the restored data since. It returns false for an interrupted restore.
+// later one. It returns false if the requested restore was interrupted, or its data is still there.
 func restoredBefore(e *machine.Env, site *configs.Site) bool {
 	c, note := site.ControlPlane, ReadMembership(e)
 	if c.Restore == "" || c.ContinueFrom != site.Self().Name {

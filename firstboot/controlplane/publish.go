@@ -40,7 +40,8 @@ subjects:
 `
 
 // PublishPhase creates the objects of kubeadm init and of the Site in a new cluster, cluster-info
-// last. It runs once in a cluster's life, so that later changes by others stay.
+// last. That is done once in a cluster's life, so that later changes by others stay. Afterwards the
+// phase only puts a reissued CA into cluster-info.
 func PublishPhase(active *site.Active) run.Phase {
 	return run.Phase{
 		Name: "publish", Doc: "the cluster has everything that nodes need to join", Timeout: 10 * time.Minute,
@@ -134,8 +135,8 @@ func publish(ctx context.Context, e *machine.Env, c *kubeapi.Client, active *sit
 	if err := createObjects(ctx, e, c, active.Site); err != nil {
 		return err
 	}
-	// kubeadm would make a token that is valid for a day, and print it to the journal. With this
-	// one, the token expires in a minute.
+	// Without this token, which expires in a minute, kubeadm would make one that is valid for a
+	// day.
 	token := configs.NewSecret(hex.EncodeToString(e.Random(3)) + "." + hex.EncodeToString(e.Random(8)))
 	if err := kubeadm.Init(ctx, e, active, kubeadm.Local{Token: token, TokenTTL: time.Minute}, []string{"bootstrap-token", "--skip-token-print"}); err != nil {
 		return err
@@ -179,7 +180,8 @@ func markPublished(ctx context.Context, c *kubeapi.Client) error {
 	return nil // kubeadm-config does not exist
 }
 
-// createObjects creates the nodes' tokens, and applies the Cluster's manifests.
+// createObjects creates the nodes' tokens, the rules of cluster-info, and the marker with which
+// ManifestsPhase later applies the Cluster's manifests.
 func createObjects(ctx context.Context, e *machine.Env, c *kubeapi.Client, site *configs.Site) error {
 	tokens, err := manifest.Unpack(site.Credentials.Keys.Objects)
 	if err != nil {
@@ -202,8 +204,8 @@ func createObjects(ctx context.Context, e *machine.Env, c *kubeapi.Client, site 
 	return err
 }
 
-// newerInfo returns a patch of cluster-info if that contains an earlier issue of the cluster's CA,
-// otherwise nil. The patch removes the old signatures, so that the cluster signs it again.
+// newerInfo returns a patch if cluster-info contains an earlier issue of the cluster's CA, and
+// otherwise nil. The patch removes the old signatures, so that the cluster signs cluster-info again.
 func newerInfo(ctx context.Context, e *machine.Env, c *kubeapi.Client) (map[string]any, error) {
 	var info struct {
 		Data map[string]string `json:"data"`

@@ -15,7 +15,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// PodsRestart exists while the control plane's pods still use former kubeconfigs. It is in /run,
+// PodsRestart exists while the control plane's pods still use former certificates. It is in /run,
 // because a reboot restarts all pods anyway.
 const PodsRestart = "/run/edgebake-restart-control-plane"
 

@@ -22,8 +22,8 @@ import (
 const (
 	// SnapshotOnStick is the name of a snapshot on a stick.
 	SnapshotOnStick = "etcd-snapshot.db"
-	// RestoreDir is the directory in which restored data is made. It then replaces etcd's data in
-	// one step.
+	// RestoreDir is the directory in which etcdutl restores a snapshot. The restored data then
+	// replaces etcd's data in one step.
 	RestoreDir = ondisk.StateDir + "/restore"
 	// fromStick is the copy of a stick's snapshot.
 	fromStick = RestoreDir + "/snapshot.db"

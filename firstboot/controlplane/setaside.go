@@ -19,11 +19,11 @@ import (
 // EtcdMember is the directory of etcd's own data.
 const EtcdMember = configs.EtcdDataDir + "/member"
 
-// AsideDir is the prefix of directories with etcd data that was set aside. The time at which that
-// was done follows.
+// AsideDir is the prefix of directories with etcd data that was set aside. The time of the move
+// follows it.
 const AsideDir = ondisk.StateDir + "/etcd-set-aside"
 
-// asideHealthy is a file in these directories. It lists the days on which etcd was healthy.
+// asideHealthy is a file in these directories that lists the days on which etcd was healthy.
 const asideHealthy = "/healthy-days"
 
 // asideDays is the number of days with a healthy etcd after which data that was set aside is
@@ -110,8 +110,8 @@ func asideDirs(e *machine.Env) ([]string, error) {
 	return dirs, nil
 }
 
-// ageSetAside counts the days on which etcd is healthy, and removes data that was set aside after
-// asideDays of them. The count restarts when etcd is not healthy, because the data may be needed.
+// ageSetAside counts the days on which etcd is healthy; after asideDays of them, it removes the data
+// that was set aside. The count restarts when etcd is not healthy, because the data may be needed.
 func ageSetAside(e *machine.Env, well bool) error {
 	dirs, err := asideDirs(e)
 	if err != nil {

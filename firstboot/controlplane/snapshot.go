@@ -26,8 +26,8 @@ const (
 	snapshotDate = "20060102-150405.db"
 	// snapshotEvery is the maximum age of the newest snapshot.
 	snapshotEvery = 24 * time.Hour
-	// If there are more snapshots, or more bytes in total, the oldest are removed. One always
-	// stays.
+	// SnapshotsKept and snapshotsMaxBytes limit the number of snapshots and their total size. The
+	// oldest are removed first; the newest always stays.
 	SnapshotsKept     = 7
 	snapshotsMaxBytes = 2 << 30
 	// SnapshotLeaves is the percentage of the disk that must stay free after a snapshot. With less
@@ -117,7 +117,7 @@ func Snapshots(e *machine.Env) ([]SavedSnapshot, error) {
 // space. On a full disk, etcd stops; kubelet stops pods even earlier.
 func spaceForSnapshot(e *machine.Env) error {
 	fail := func(err error) error { return fmt.Errorf("checking the space for a snapshot: %w", err) }
-	size := int64(0) // of the database, which the next snapshot will have too
+	size := int64(0) // of the database; the next snapshot is about as large
 	if info, err := os.Stat(e.Path(configs.EtcdDataDir + "/member/snap/db")); err == nil {
 		size = info.Size()
 	}

@@ -18,8 +18,8 @@ import (
 )
 
 // Control-plane nodes are updated one at a time. The node being updated holds a Lease from before
-// its boot entry is written until it keeps a system. The Lease does not expire; another node may
-// take it over only if its holder has left etcd.
+// its boot entry is written until the update is kept or rolled back. The Lease does not expire;
+// another node may take it over only if its holder has left etcd.
 
 const (
 	leasesPath = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/"
@@ -236,8 +236,8 @@ func readLease(ctx context.Context, c *kubeapi.Client) (l lease, err error) {
 	return l, nil
 }
 
-// UpdateLeasePhase releases the Lease if this machine holds it, but no update is under way:
-// the disk was rewritten during the update.
+// UpdateLeasePhase releases the Lease if this machine holds it without an update, because the disk
+// was rewritten during one.
 func UpdateLeasePhase(active *site.Active) run.Phase {
 	return run.Phase{
 		Name: "update-lease", Doc: "this machine holds the Lease of updates only during an update", Timeout: time.Minute,
