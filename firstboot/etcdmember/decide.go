@@ -11,9 +11,9 @@
 // Invariants:
 //   - A node with a blank disk bootstraps a cluster only with a valid bootstrap permit, and
 //     only if every other control-plane node has answered that it is blank with the same
-//     permit, or that it is leaderless.
-//   - A lost control-plane node that was once a member prevents a bootstrap forever. A node
-//     that does not answer delays it.
+//     permit, or that it is leaderless. Nodes that the Site lists as absent are left out.
+//   - A control-plane node that does not answer delays a bootstrap without limit, because it
+//     may have the cluster's data.
 //   - Data of another cluster is never started, and a membership is never taken over while
 //     its machine is running.
 //   - An action that could lose data requires an instruction from a person, which names the
@@ -151,7 +151,7 @@ type View struct {
 	Counted bool
 }
 
-// Action is what a control-plane node must do now.
+// Action is the next step of a control-plane node.
 type Action int
 
 // Actions of a control-plane node.
@@ -294,7 +294,7 @@ func (v View) blank() Decision {
 }
 
 // permits delays a bootstrap while the blank nodes have different bootstrap permits, because etcd's
-// cluster ID depends on the permit. It also delays it if one of them has already used its permit.
+// cluster ID depends on the permit, or while one of these nodes has already used its permit.
 func (v View) permits() (d Decision, wait bool) {
 	var older, other []string
 	for _, p := range v.Peers {

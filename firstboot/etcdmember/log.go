@@ -13,8 +13,8 @@ import (
 	"strings"
 )
 
-// ReadLog reads the IDs of the member and of its cluster, as etcd's API formats them, from the log
-// in dir (…/member/wal). wal reports whether a log exists; it may have no IDs yet.
+// ReadLog reads the IDs of the member and of its cluster, as etcd's API formats them, from the
+// write-ahead log in dir (…/member/wal). wal reports whether a log exists, even without IDs.
 func ReadLog(dir string) (wal bool, member, cluster string, err error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {

@@ -98,8 +98,8 @@ func (e Client) Compact(ctx context.Context, revision int64) error {
 	return e.post(ctx, "to compact its history", "/v3/kv/compaction", map[string]any{"revision": strconv.FormatInt(revision, 10), "physical": true}, &struct{}{})
 }
 
-// Defragment returns the unused space of the database to the file system.
-// The member does not answer meanwhile.
+// Defragment returns the unused space of the database to the file system. The member does not
+// answer meanwhile.
 func (e Client) Defragment(ctx context.Context) error {
 	return e.post(ctx, "to defragment its database", "/v3/maintenance/defragment", struct{}{}, &struct{}{})
 }
@@ -110,8 +110,8 @@ type Maintenance struct {
 	Name string // this machine's
 	// Others are the other members, by name.
 	Others map[string]Client
-	// Space returns an error if bytes more do not fit on the disk of a member's machine. A full
-	// disk stops etcd.
+	// Space returns an error if writing this many bytes would leave too little free space on the
+	// disk of a member's machine. A full disk stops etcd.
 	Space func(ctx context.Context, member string, bytes int64) error
 }
 

@@ -14,9 +14,9 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// StaleCA reports whether a machine that is not a node has an outdated CA: from discovery for
-// another Site or, if the Site pins none, from an earlier boot. It would verify API servers with
-// that CA.
+// StaleCA reports whether the CA on a machine that is not a node is outdated, so that it must not
+// verify API servers: the CA was discovered for another Site or, if the Site pins no CA, in an
+// earlier boot.
 func StaleCA(e *machine.Env, site *configs.Site) bool {
 	pem := e.Contents(ondisk.KubeCA)
 	if pem == nil {

@@ -24,8 +24,8 @@ var (
 	ErrEarly       = errors.New("this node's certificate is not valid yet")
 )
 
-// Enrolled returns nil if the node has valid credentials of the cluster. It works offline, and only
-// parses files. They were not synced, so a power cut may have left them empty.
+// Enrolled returns nil if the node has valid credentials of the cluster. It works offline. It parses
+// all files, because kubeadm and kubelet do not sync them: a power cut may leave them empty.
 func Enrolled(e *machine.Env) error {
 	_, err := Enrolment(e)
 	return err

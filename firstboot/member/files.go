@@ -12,11 +12,11 @@ import (
 )
 
 // LeavingFile exists while the machine is leaving its cluster. After an interruption, the next run
-// completes that, because incomplete credentials are useless.
+// continues to leave, because incomplete credentials are useless.
 const LeavingFile = ondisk.StateDir + "/leaving"
 
-// ControlPlaneMark identifies the documents and the proxy from which the control plane's pods and
-// kubelet's settings were made. It is written after these.
+// ControlPlaneMark contains a hash of the image's plan, kubeadm's documents and the proxy, from
+// which the control plane's pods and kubelet's settings were made. It is written after these.
 const ControlPlaneMark = ondisk.StateDir + "/control-plane"
 
 const (
@@ -46,7 +46,8 @@ const (
 // PKIDir contains the cluster's CA and, on a control-plane node, its keys.
 const PKIDir = ondisk.KubernetesDir + "/pki"
 
-// KubeletKeys lists the key pairs that kubelet made while joining.
+// KubeletKeys lists the files of kubelet's client certificates and of its self-signed serving
+// certificate.
 func KubeletKeys(e *machine.Env) []string { return inKubeletPKI(e, "kubelet-client", "kubelet.") }
 
 // ServingCerts lists kubelet's serving certificates that its cluster has signed.
@@ -66,8 +67,8 @@ func inKubeletPKI(e *machine.Env, prefixes ...string) []string {
 	return out
 }
 
-// ReadyMark exists if the cluster has ever reported this node as Ready. This is recorded, because
-// offline it cannot be observed.
+// ReadyMark exists if the cluster has ever reported this node as Ready. It is for boots without a
+// connection to the cluster.
 const ReadyMark = ondisk.StateDir + "/ready"
 
 // TokenFiles lists the files that may contain the token, or link to it.

@@ -58,8 +58,8 @@ func (j JoinedAs) Write(e *machine.Env) error {
 	return nil
 }
 
-// SaveJoin records the machine and its Site at a join. If the machine joins again, it keeps the
-// facts from which its name was made.
+// SaveJoin records the machine and its Site at a join. If the machine's present facts do not give
+// name, it keeps the facts of the earlier join.
 func SaveJoin(e *machine.Env, site *configs.Site, name string) error {
 	machine := e.Facts()
 	if e.Exists(JoinedCluster) { // the machine may join another cluster now
@@ -77,8 +77,8 @@ func SaveJoin(e *machine.Env, site *configs.Site, name string) error {
 	}.Write(e)
 }
 
-// NoteSocketKept adds a note if kubelet still uses the container runtime
-// of the join instead of the Site's.
+// NoteSocketKept adds a note if kubelet still uses the container runtime of the join instead of the
+// Site's.
 func NoteSocketKept(e *machine.Env, j JoinedAs, site *configs.Site) {
 	if j.CRISocket != site.CRISocket {
 		e.Note("criSocket of the Site is not in effect: kubelet still uses %s, as when the machine joined. To fix: join the node again (`firstboot reset`, and a new token), or set the old criSocket again", j.CRISocket)

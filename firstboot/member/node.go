@@ -65,7 +65,8 @@ func Reported(ctx context.Context, e *machine.Env, n *kubeapi.Node) error {
 	if err != nil {
 		return err
 	}
-	// The time of a report does not show its boot: the clock may have been set in between.
+	// The time of a report does not show in which boot it was made, because the clock may have been
+	// set since.
 	otherBoot := n.Status.NodeInfo.BootID != machine.BootID(e)
 	if otherBoot || n.Heartbeat().Before(since.Earlier().Truncate(time.Second)) {
 		return run.Advise(fmt.Errorf("kubelet has not reported to the cluster since it was started at %s", since.Now.UTC().Format(time.TimeOnly)),
@@ -88,8 +89,8 @@ const (
 // Absence measures how long this machine's Node has been missing in the cluster.
 type Absence struct{ since time.Time }
 
-// End restarts kubelet once the Node has been missing for registerTime. It does not if the API
-// servers may belong to another cluster, where kubelet would register and stop its pods.
+// End restarts kubelet once the Node has been missing for registerTime, unless the API servers may
+// belong to another cluster, in which kubelet would register and stop its pods.
 func (a *Absence) End(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	now := e.Now()
 	if a.since.IsZero() {

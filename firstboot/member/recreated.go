@@ -126,8 +126,8 @@ const showTimeout = 20 * time.Second
 // joined.
 var ErrOtherCluster = errors.New("another cluster with the same keys")
 
-// errCertRefused means that an API server shows another cluster-info than the recorded one and
-// rejects the node's certificate, so no other UID can be compared.
+// errCertRefused means that an API server does not show the recorded cluster-info and rejects the
+// node's certificate, so no other UID can be compared.
 var errCertRefused = errors.New("it does not accept this node's certificate")
 
 // CannotShow reports whether unclear, a result of CheckRecreated, is permanent: API servers reject

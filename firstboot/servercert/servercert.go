@@ -2,7 +2,8 @@
 // name are not sufficient: the cluster's CA also signs the certificates of kubelet and yurthub, and
 // yurthub's certificate contains the DNS name kubernetes, as every kubeadm API server's does.
 //
-// It also contains the cache of TLS sessions that first boot and ipvscare use with API servers.
+// The package also contains the cache of TLS sessions that first boot and ipvscare use with API
+// servers.
 package servercert
 
 import (
