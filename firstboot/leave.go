@@ -120,7 +120,7 @@ func beginToLeave(ctx context.Context, e *machine.Env, active *site.Active) erro
 		e.Console(fmt.Sprintf("the Site names another cluster: leaving the old one (CA %s). Remove the Node there: kubectl delete node %s",
 			strings.Join(member.EnrolledPins(e), ", "), name))
 	}
-	// The CA and the name in the present record are those of the old cluster.
+	// The record still has the old cluster's CA and node name.
 	return (member.Record{Version: member.RecordVersion}).Write(e)
 }
 
@@ -227,7 +227,8 @@ func leaveCluster(ctx context.Context, e *machine.Env, active *site.Active) erro
 		return fmt.Errorf("leaving the cluster: %w", err)
 	}
 	e.Waiting("the old cluster's credentials to be removed")
-	// Pods keep running until the new cluster's kubelet stops those that it does not know.
+	// Pods keep running until kubelet has joined the new cluster and stops those that are not in
+	// it.
 	if err := hub.UndoPodJoin(ctx, e, active.Site.CRISocket); err != nil {
 		return fmt.Errorf("leaving the cluster: %w", err)
 	}

@@ -31,7 +31,7 @@ func (w *world) namedSite(lines ...string) string {
 	return strings.Replace(w.Site(lines...), w.Masters(), "master.example:6443", 1)
 }
 
-// asLoaded checks that each daemon has loaded its present files.
+// asLoaded checks that each daemon has loaded the files in place.
 func (w *world) asLoaded(t *testing.T) {
 	t.Helper()
 	for _, unit := range []string{worldtest.ResolvedUnit, worldtest.WpaUnit("wlan0")} {

@@ -43,7 +43,7 @@ func Phases(active *site.Active) []run.Phase {
 		}
 	default:
 		joining = []run.Phase{
-			kubeadm.WithSettings(join.Phase(active), active), // joins directly at the API servers: yurthub uses the certificate that kubelet gets here
+			kubeadm.WithSettings(join.Phase(active), active), // joins through the API servers directly: yurthub uses the certificate that kubelet gets here
 			hub.Phase(active), // yurthub must serve before kubelet is redirected to it
 			hub.RedirectPhase(image.Kubernetes, openyurt.Labels(active.Site.NodePool, active.Site.NodeType == configs.NodeCloud)), // from here on kubelet uses yurthub's cache
 		}

@@ -179,7 +179,7 @@ func resetToken(e *machine.Env, active *site.Active) error {
 		return nil // keep a person's half-written correction
 	}
 	if cert, err := member.KubeletCert(e); err == nil && member.CertNodeName(cert) != active.Node {
-		return nil // this Site is the next one already
+		return nil // the Site gives another node name, so its token is for a join after the reset
 	}
 	if err := site.ForgetToken(e, active, blank); err != nil {
 		return err

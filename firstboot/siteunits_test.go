@@ -197,7 +197,7 @@ func TestDBusComesUpLateOnANode(t *testing.T) {
 		if err := w.Run(New(e)); err != nil {
 			t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 		}
-		// The next boot loads the present files.
+		// At the next boot, networkd loads the files that are in place.
 		w.PowerOn()
 		e = w.Env()
 		loaded = w.networkd(e, 0)

@@ -272,7 +272,7 @@ const (
 	maxClearedBytes = 32 << 20
 )
 
-// needed lists directories that are never overwritten, nor are their parents.
+// needed lists directories that are never overwritten, and neither are their parents.
 var needed = []string{"/etc/systemd/system", "/etc/kubernetes", "/etc/edgebake", "/var/lib/edgebake", "/var/lib/kubelet", "/var/lib/containerd",
 	"/usr/bin", "/usr/lib", "/usr/sbin", "/boot", "/dev", "/proc", "/sys", "/run", "/tmp", "/home", "/root", "/var/log"}
 

@@ -75,7 +75,7 @@ func TestALocalUserDoesNotBecomeRoot(t *testing.T) {
 			s.must(fmt.Sprintf(keysOf, "key", "1"))
 			check("key\n", "1")
 
-			// The user does that again before the settings are undone.
+			// The user plants the links again before the settings are undone.
 			for _, d := range []string{".ssh", ".config"} {
 				if err := os.RemoveAll(filepath.Join(home, d)); err != nil {
 					t.Fatal(err)

@@ -21,7 +21,8 @@ func (a *accounts) user(u types.PasswdUser, old manifest, next *manifest) error 
 	if !known {
 		rec = account{Added: row == nil, Passwd: line(row), Shadow: line(a.db[fileShadow].find(u.Name))}
 	}
-	// takeBack has undone earlier changes, so the user is only in groups that no config added.
+	// takeBack has undone earlier changes, so the user is only in groups to which no config added
+	// the user.
 	rec.Groups, rec.Left = nil, nil
 	if !wanted(u.ShouldExist) {
 		if row != nil {
@@ -51,8 +52,7 @@ func (a *accounts) user(u types.PasswdUser, old manifest, next *manifest) error 
 	return nil
 }
 
-// removeUser removes a user and the group of the same name, and adds the home to the list of
-// removed ones.
+// removeUser removes a user and the group of the same name, and adds the home to a.removed.
 func (a *accounts) removeUser(name string, row []string, rec *account) error {
 	if len(row) != 7 {
 		return fmt.Errorf("its line in %s has %d fields, not 7", filePasswd, len(row))

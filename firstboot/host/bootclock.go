@@ -45,7 +45,7 @@ func boot(total, initrd, system float64) string {
 // kernelReady returns the seconds until the kernel ran its first program, or 0 if the kernel's log
 // does not contain that record any more.
 func kernelReady(kmsg string) float64 {
-	// Without Go's poller, which would wait for the next record.
+	// Do not use os.Open: Go's poller would wait for the next record.
 	fd, err := unix.Open(kmsg, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return 0

@@ -105,7 +105,7 @@ func remoteOnly(t *http.Transport) {
 		}
 		return u, err
 	}
-	// A name may have any address, so this looks at the address of each connection.
+	// A name may have any address, so check the address of each connection.
 	remote := &net.Dialer{Control: func(_, address string, _ syscall.RawConn) error {
 		a, err := netip.ParseAddrPort(address)
 		if err == nil && isLocal(a.Addr()) {

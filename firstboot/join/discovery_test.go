@@ -150,7 +150,7 @@ func TestOneAPIServerDoesNotStopDiscovery(t *testing.T) {
 		err  error
 		stop bool
 	}{
-		{errors.Join(kubeapi.ErrToken, away), true}, // it is ready, and all API servers have the same tokens
+		{errors.Join(kubeapi.ErrToken, away), true}, // the API server that answered is ready, and all have the same tokens
 		{errors.Join(kubeapi.ErrToken, fmt.Errorf("%w (%w)", kubeapi.ErrToken, kubeapi.ErrStarting)), true},
 		{errors.Join(fmt.Errorf("%w (%w)", kubeapi.ErrToken, kubeapi.ErrStarting), away), false},
 		{errors.Join(fmt.Errorf("%w (%w)", kubeapi.ErrToken, kubeapi.ErrReadyHidden), away), false},

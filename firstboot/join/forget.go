@@ -31,7 +31,7 @@ func ForgetPhase(active *site.Active) run.Phase {
 			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
-			// kubeadm and kubelet do not sync these files. If they were lost, the machine could
+			// kubeadm and kubelet do not sync the credentials. If they were lost, the machine could
 			// join again only with the token.
 			if err := member.SyncCredentials(e); err != nil {
 				return err

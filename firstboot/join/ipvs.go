@@ -115,7 +115,7 @@ func balanced(site *configs.Site, masters []string) []string {
 	})
 }
 
-// writeIPVSConfig writes the present configuration, which a running ipvscare rereads. It reports
+// writeIPVSConfig writes the current configuration. A running ipvscare rereads it. It reports
 // whether the configuration has changed.
 func writeIPVSConfig(e *machine.Env, site *configs.Site) (wrote bool, err error) {
 	doc, err := IPVSConfig(e, site)

@@ -95,7 +95,7 @@ func twoAddresses(ctx context.Context, e *machine.Env, site *configs.Site, j mem
 	dual, err := dualStack(ctx, e)
 	if err != nil {
 		e.Log.Info("whether the cluster has both IPv4 and IPv6 is unknown", "error", err)
-		dual = strings.Contains(j.KubeletExtraArgs["node-ip"], ",") // as in its last arguments
+		dual = strings.Contains(j.KubeletExtraArgs["node-ip"], ",") // assume what kubelet's current arguments show
 	}
 	if !dual {
 		return ""

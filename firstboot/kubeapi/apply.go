@@ -16,7 +16,7 @@ import (
 	"github.com/edgebake/edgebake/configs/yamltree"
 )
 
-// Object is a Kubernetes object and where it was read.
+// Object is a Kubernetes object and its place in a file.
 type Object struct {
 	// Where describes the object in messages: file, document, kind and name.
 	Where string

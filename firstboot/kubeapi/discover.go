@@ -24,7 +24,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/servercert"
 )
 
-// Errors that Discover returns although an API server answered.
+// Errors of Discover that an API server's answer caused.
 var (
 	// ErrPin means that the cluster's CA is not the pinned one.
 	ErrPin = errors.New("the cluster's CA is not the one that caCertHashes pins")

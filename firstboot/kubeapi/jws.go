@@ -14,7 +14,7 @@ import (
 const (
 	clusterInfoPath = "/api/v1/namespaces/kube-public/configmaps/cluster-info"
 	kubeconfigKey   = "kubeconfig"
-	// SignaturePrefix is the beginning of a key; a token's ID follows.
+	// SignaturePrefix followed by a token's ID is the key of the signature by that token.
 	SignaturePrefix = "jws-kubeconfig-"
 )
 

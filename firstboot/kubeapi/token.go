@@ -31,7 +31,7 @@ func NewToken() (id, secret string) {
 	return strings.ToLower(rand.Text())[:6], strings.ToLower(rand.Text())[:16]
 }
 
-// TokenData returns the stringData of the Secret of a token with which nodes can join.
+// TokenData returns the stringData of a bootstrap token's Secret. Nodes can join with the token.
 func TokenData(id, secret, description string, expires time.Time) map[string]string {
 	return map[string]string{
 		"token-id": id, "token-secret": secret, "expiration": expires.Format(time.RFC3339),

@@ -341,7 +341,7 @@ func (e *Env) Retry(ctx context.Context, w Wait, try func() error) error {
 	err := e.poll(ctx, pause, func() (bool, error) {
 		err := try()
 		if err != nil && last != nil && ctx.Err() != nil {
-			return false, last // ctx interrupted try, so the present error explains nothing
+			return false, last // ctx interrupted try, so its error explains nothing
 		}
 		last = err
 		return last == nil || w.For > 0 && e.Now().After(began.Add(w.For)), nil

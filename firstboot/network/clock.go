@@ -190,7 +190,7 @@ func clockSynced(ctx context.Context, e *machine.Env) bool {
 }
 
 // NTPTimeout limits the wait for a time server before a certificate is judged, because there may be
-// none. ntpFirst is the limit for a control-plane node without certificates.
+// no time server. ntpFirst is the limit for a control-plane node without certificates.
 const (
 	NTPTimeout = time.Minute
 	ntpFirst   = 30 * time.Second

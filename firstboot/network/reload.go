@@ -32,7 +32,7 @@ func WPAUnits(paths []string) []string {
 	return out
 }
 
-// WPAVerb returns the verb that makes a running wpa_supplicant unit use its present settings file.
+// WPAVerb returns the verb that makes a running wpa_supplicant unit use its current settings file.
 // If the file is gone, the unit must stop, because it would keep the settings that it has loaded.
 func WPAVerb(e *machine.Env, unit string) string {
 	card := strings.TrimSuffix(strings.TrimPrefix(unit, "wpa_supplicant@"), ".service")

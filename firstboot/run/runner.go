@@ -49,7 +49,7 @@ func BootDelay(identity string, spread time.Duration) time.Duration {
 // Node is the part of the active Site that the Runner uses.
 type Node struct {
 	Name, Type string
-	// MAC identifies the Site's contents.
+	// MAC is the HMAC that identifies the Site's contents.
 	MAC string
 	// NotTaken is the error of a newer Site in the slot that was rejected, or nil if there is none.
 	NotTaken error

@@ -52,8 +52,8 @@ func IdentityPhase() run.Phase {
 				if have, err := e.FSUUID(dev); err != nil || have == want || e.Exists(UUIDTried(label)) {
 					continue
 				}
-				// Nothing is mounted by UUID, so a file system with the golden UUID works. One
-				// attempt per boot is sufficient.
+				// Nothing is mounted by UUID, so a file system that keeps the golden image's UUID
+				// works. One attempt per boot is sufficient.
 				if _, err := e.Write(UUIDTried(label), nil, machine.Mode(0o600)); err != nil {
 					return fmt.Errorf("recording the attempt to change the UUID of %s: %w", label, err)
 				}
@@ -130,7 +130,7 @@ func fsUUID(machineID, label string) (u [16]byte) {
 	m := hmac.New(sha256.New, []byte(machineID))
 	m.Write([]byte("edgebake file system " + label))
 	copy(u[:], m.Sum(nil))
-	u[6] = u[6]&0x0f | 0x80 // version 8: made by a rule of our own (RFC 9562)
+	u[6] = u[6]&0x0f | 0x80 // version 8: vendor-specific (RFC 9562)
 	u[8] = u[8]&0x3f | 0x80
 	return u
 }

@@ -64,7 +64,7 @@ type Active struct {
 	// Hostname is Node, except on a member of a cluster with another name: until it leaves that
 	// cluster, it keeps the name in its certificate.
 	Hostname string
-	// MAC identifies the Site's contents, without the token, which is wiped after the join.
+	// MAC is an HMAC of the Site's contents without the token, which is wiped after the join.
 	MAC string
 	// Device is the machine's own slot, or empty for a Site on a stick.
 	Device string

@@ -34,7 +34,7 @@ type stick struct {
 	dev string
 	// memory is the file that records the stick's last contents.
 	memory string
-	// digest is the HMAC of the present contents.
+	// digest is an HMAC of the stick's current contents.
 	digest string
 	// signed is when the stick was signed with a key that the Image names, or 0 if it was not.
 	signed int64

@@ -161,7 +161,7 @@ func Reissue(t *testing.T, ca *x509.Certificate, key crypto.Signer, now time.Tim
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }
 
-// Golden compares got with a file in testdata, or writes the file anew.
+// Golden compares got with a file in testdata, or rewrites the file.
 func Golden(t *testing.T, rewrite bool, name, got string) {
 	t.Helper()
 	p := filepath.Join("testdata", name)

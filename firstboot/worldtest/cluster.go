@@ -134,7 +134,8 @@ type clusterState struct {
 	NoClusterInfo  bool
 	CreatedSecrets []string // created Secrets
 	CreatedRBAC    []string // created Roles and RoleBindings in kube-public
-	// ApplyMarker is the data of the marker, and MarkerMode its label.
+	// ApplyMarker is the data of the ConfigMap edgebake-manifests, and MarkerMode its label
+	// edgebake.io/applying.
 	ApplyMarker map[string]string
 	MarkerMode  string
 	// UploadedConfigs has the documents that kubeadm has uploaded;

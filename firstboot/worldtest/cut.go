@@ -55,7 +55,7 @@ func CutBefore[M Cuttable[M]](t *testing.T, m M, files []Entry, count int, after
 					after.Said(t, m)
 					return
 				}
-				if kind == "kill" { // its power is cut next
+				if kind == "kill" { // continue with a copy: cut itself loses its power next
 					m = cut.CloneWith(t, left)
 					m.Machine().Effects, m.Machine().EffectNames = 0, nil
 				}

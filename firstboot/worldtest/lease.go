@@ -42,7 +42,7 @@ func (c *Cluster) getUpdateLease(w http.ResponseWriter, r *http.Request) {
 		spec = object{"holderIdentity": h, "acquireTime": "2026-11-20T09:00:00.000000Z"}
 	}
 	c.answer(w, object{"metadata": object{"resourceVersion": fmt.Sprint(c.UpdateLease.version)}, "spec": spec})
-	if c.LeaseRace != nil { // somebody else writes between a read and its write
+	if c.LeaseRace != nil { // another client writes between this read and the caller's write
 		race := c.LeaseRace
 		c.LeaseRace = nil
 		race(c.UpdateLease)

@@ -82,7 +82,7 @@ type World struct {
 	TimeServerAnswers func() bool
 
 	// The network, servers of this machine, and locks.
-	// NetworkWorks reports whether the present network settings work. If it is nil, they do.
+	// NetworkWorks reports whether the network works with the settings in place; nil means always.
 	NetworkWorks        func() bool
 	networkMu           sync.Mutex // several connections are tried at once
 	hubHealthServer     Listener
