@@ -3,7 +3,6 @@ package ipvs
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net/http"
 	"net/netip"
@@ -503,12 +502,12 @@ func TestBornAgainWithoutIPVS(t *testing.T) {
 	w.eventually("the name is the master's again", names(w.m.addr.Addr().String()))
 }
 
-// TestDamagedCAAtStart checks that ipvscare keeps the rules of an earlier process if the CA file is
+// TestDamagedCA checks that ipvscare keeps the rules of an earlier process if the CA file is
 // damaged when it starts, and that it gives no traffic to API servers that it cannot verify. It
 // continues once the file is readable, and the same applies after a configuration names another file.
-func TestDamagedCAAtStart(t *testing.T) {
+func TestDamagedCA(t *testing.T) {
 	for _, served := range []bool{false, true} {
-		t.Run(fmt.Sprintf("served %v", served), func(t *testing.T) {
+		t.Run(map[bool]string{false: "empty", true: "served"}[served], func(t *testing.T) { // the path of a Unix socket is short
 			t.Parallel()
 			testDamagedCA(t, served)
 		})
@@ -538,7 +537,7 @@ func testDamagedCA(t *testing.T, served bool) {
 			t.Errorf("status: %+v", st)
 		}
 		if m := string(w.daemon.Metrics()); !strings.Contains(m, "ipvscare_problems 1\n") {
-			t.Errorf("metrics: %s", m)
+			t.Errorf("problems: %q", w.daemon.Status().Problems)
 		}
 	}
 	waits()

@@ -334,7 +334,12 @@ func TestPortRules(t *testing.T) {
 		{"a user listens, no rules", "before", "65534", Ports{}, func(string, string) bool { return true }},
 		{"a user listens", "after", "65534", Ports{Open: true, Clients: []int{1234, 65534}}, func(string, string) bool { return false }},
 	} {
-		if got, want := reach(c.when, c.ports, c.listener), want(c.want); !slices.Equal(got, want) {
+		want := want(c.want)
+		got := reach(c.when, c.ports, c.listener)
+		for try := 1; try < 3 && len(got) < len(want); try++ { // a busy machine may need more than letIn's two seconds
+			got = reach(c.when, c.ports, c.listener)
+		}
+		if !slices.Equal(got, want) {
 			t.Errorf("%s: reached\n%s\nwant\n%s", c.name, strings.Join(got, "\n"), strings.Join(want, "\n"))
 		}
 	}
