@@ -46,9 +46,6 @@ type watcher struct {
 	spacing        spacing
 	// checkPause is the minimum pause after a check of the cluster that has failed.
 	checkPause time.Duration
-	// unproven is the verified connection of an API server that answered the check, but did not show
-	// its cluster. It stays open for the next check.
-	unproven *probe.Link
 	// late counts consecutive handshakes that took too long. failed counts consecutive attempts
 	// without a usable connection.
 	late, failed int
@@ -91,9 +88,7 @@ func (w *watcher) run(ctx context.Context) {
 			s = nil
 			asked := time.Now()
 			if outcome, err := w.checkCluster(ctx); err != nil {
-				if w.unproven = l; outcome != probe.Busy && outcome != probe.Unshown || ctx.Err() != nil {
-					w.closeUnproven()
-				}
+				l.Close()
 				if ctx.Err() != nil {
 					break
 				}
@@ -124,17 +119,8 @@ func (w *watcher) run(ctx context.Context) {
 		}
 	}
 	w.closeSilent()
-	w.closeUnproven()
 	if next != nil {
 		next.Close()
-	}
-}
-
-// closeUnproven closes the unproven connection, if there is one.
-func (w *watcher) closeUnproven() {
-	if w.unproven != nil {
-		w.unproven.Close()
-		w.unproven = nil
 	}
 }
 
@@ -146,20 +132,14 @@ func (w *watcher) closeSilent() {
 	}
 }
 
-// connect returns the unproven connection if that is still open after the pause, the silent one if
-// the API server answers over it again, and otherwise a new one. It retries until the context ends,
-// and then returns nil.
+// connect returns a new connection, or the silent one if the API server answers over it again. It
+// retries until the context ends, and then returns nil.
 func (w *watcher) connect(ctx context.Context) *probe.Link {
 	for ctx.Err() == nil {
 		if w.failed > 0 {
 			if l := w.pause(ctx); l != nil {
-				w.closeUnproven()
 				return l
 			}
-		}
-		if l := w.unproven; l != nil {
-			w.unproven = nil
-			return l
 		}
 		dctx, cancel := context.WithCancel(ctx)
 		timeout := w.handshakeTimeout()
@@ -211,14 +191,6 @@ func (w *watcher) silentEvents() <-chan probe.Event {
 		return nil
 	}
 	return w.silent.Events
-}
-
-// unprovenEvents returns the events of the unproven connection.
-func (w *watcher) unprovenEvents() <-chan probe.Event {
-	if w.unproven == nil {
-		return nil
-	}
-	return w.unproven.Events
 }
 
 // heardSilent handles an event of the silent connection, and returns the
@@ -357,10 +329,7 @@ func (w *watcher) rest(ctx context.Context, d time.Duration) (l *probe.Link, wok
 		case <-ctx.Done():
 			return nil, true
 		case <-w.renew:
-			w.closeUnproven() // the CA may have changed
 			return nil, true
-		case <-w.unprovenEvents():
-			w.closeUnproven() // nothing was sent over it, so the server closes it
 		case e := <-w.silentEvents():
 			if l := w.heardSilent(e); l != nil {
 				return l, false
