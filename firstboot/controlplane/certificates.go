@@ -207,7 +207,7 @@ func putInPlace(e *machine.Env, old []credential) error {
 	for _, c := range old {
 		for _, f := range c.Files {
 			if err := e.Link(Renewed(f), f); err != nil {
-				return fmt.Errorf("replacing a certificate by the new one: %w", err)
+				return fmt.Errorf("replacing %s with its new version: %w", f, err)
 			}
 		}
 	}
@@ -225,7 +225,7 @@ func removeUselessKeys(e *machine.Env) error {
 			continue
 		}
 		if err := e.Remove(f); err != nil {
-			return fmt.Errorf("removing an unusable certificate: %w", err)
+			return fmt.Errorf("removing kubelet's unusable certificate %s: %w", f, err)
 		}
 	}
 	return nil

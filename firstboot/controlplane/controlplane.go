@@ -197,7 +197,7 @@ func waitForAPI(ctx context.Context, e *machine.Env, site *configs.Site) error {
 		return run.ErrRestart
 	}
 	if err != nil {
-		return run.Advise(fmt.Errorf("this machine's API server is not ready: %w", err), "etcd needs more than half of the control-plane nodes; else see `crictl ps -a` and /var/log/pods on the machine")
+		return run.Advise(fmt.Errorf("this machine's API server is not ready: %w", err), "etcd needs more than half of the control-plane nodes: switch the others on; if they are on, see `crictl ps -a` and /var/log/pods on the machine")
 	}
 	return saveServed(e, site)
 }

@@ -100,11 +100,11 @@ func Files() []string {
 func publicOf(private string) ([]byte, error) {
 	signer, err := member.ParseSigner([]byte(private))
 	if err != nil {
-		return nil, fmt.Errorf("reading the key of the service accounts: %w", err)
+		return nil, fmt.Errorf("reading the service accounts' key: %w", err)
 	}
 	der, err := x509.MarshalPKIXPublicKey(signer.Public())
 	if err != nil {
-		return nil, fmt.Errorf("reading the key of the service accounts: %w", err)
+		return nil, fmt.Errorf("reading the service accounts' key: %w", err)
 	}
 	return pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}), nil
 }

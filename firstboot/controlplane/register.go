@@ -81,7 +81,7 @@ func RegisterPhase(active *site.Active) run.Phase {
 				_, err := os.Stat(e.Path(member.KubeletPKI))
 				return err == nil && len(member.KubeletKeys(e)) > 0 && e.Exists(member.ClientCert), nil
 			}); err != nil {
-				return run.Advise(fmt.Errorf("kubelet has no %s: %w", member.ClientCert, err), "see `journalctl -u kubelet` on the machine")
+				return run.Advise(fmt.Errorf("kubelet has not stored its certificate in %s: %w", member.ClientCert, err), "see `journalctl -u kubelet` on the machine")
 			}
 			if err := kubeadm.Init(ctx, e, active, kubeadm.Local{}, []string{"kubelet-finalize", "all"}); err != nil {
 				return err

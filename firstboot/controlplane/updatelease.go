@@ -108,7 +108,7 @@ func (t UpdateLease) checkEtcd(ctx context.Context, etcd *http.Client) error {
 	}
 	if err := maintenanceBy(etcd, t.site).Healthy(ctx, named); err != nil {
 		return run.Advise(fmt.Errorf("control-plane nodes are updated only while all members of etcd are healthy: %w", err),
-			"try again when they are; `firstboot status` on the machines shows more")
+			"try again when all are healthy; see `firstboot status` on the control-plane nodes")
 	}
 	return nil
 }
@@ -128,7 +128,7 @@ func (t UpdateLease) checkHolder(ctx context.Context, etcd *http.Client, l lease
 		return nil
 	}
 	return run.Advise(fmt.Errorf("the control-plane node %s has been updating since %s, and control-plane nodes are updated one at a time", holder, l.Spec.AcquireTime),
-		fmt.Sprintf("wait until its update has ended (see `firstboot status` on %s); if it has none under way: kubectl -n kube-system delete lease %s", holder, LeaseName))
+		fmt.Sprintf("wait until its update has ended (see `firstboot status` on %s); if no update is under way there: kubectl -n kube-system delete lease %s", holder, LeaseName))
 }
 
 // Acquire takes the Lease for this machine.

@@ -118,7 +118,7 @@ type Client struct {
 }
 
 func (e Client) call(ctx context.Context, what string, request, answer any) error {
-	return e.post(ctx, "to "+what+" a member", "/v3/cluster/member/"+what, request, answer)
+	return e.post(ctx, "to "+what+" members", "/v3/cluster/member/"+what, request, answer)
 }
 
 // post sends a request to a path of etcd's JSON gateway. what describes the request in errors.

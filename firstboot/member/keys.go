@@ -44,7 +44,7 @@ func KeysInPlace(e *machine.Env, site *configs.Site) error {
 		}
 	}
 	if _, err := ParseSigner(e.Contents(PKIDir + "/sa.key")); err != nil {
-		errs = append(errs, fmt.Errorf("reading the key of the service accounts: %w", err))
+		errs = append(errs, fmt.Errorf("reading the service accounts' key: %w", err))
 	}
 	if len(errs) == 0 && !AnyPinned(e.Contents(ondisk.KubeCA), site.CAPins()) {
 		errs = append(errs, errors.New("the cluster's CA on this machine is not the Site's"))
