@@ -12,5 +12,5 @@
 //     person can fix is marked with run.NeedsPerson and has the fix. The run then waits for
 //     another Site. It also retries every ten minutes, because the fix may be in the cluster.
 //   - The bootstrap token is only in the slot, where stamping put it, and in /run. It is never
-//     written to DATA or a root, and no log, state or report contains it.
+//     written to DATA or to a root file system, and no log, state or report contains it.
 package firstboot

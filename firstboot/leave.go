@@ -28,8 +28,9 @@ import (
 // that cluster was verified and has accepted the token: a mistake must not remove a node from its
 // cluster.
 
-// clusterPhase makes the machine leave a cluster that is not the Site's. It runs before ipvscare
-// gets the Site's API servers, because ipvscare verifies them with the CA on the disk.
+// clusterPhase makes the machine leave a cluster that is not the Site's or was bootstrapped again,
+// and installs the cluster's CA if that was reissued. It runs before ipvscare gets the Site's API
+// servers, because ipvscare verifies them with the CA on the disk.
 func clusterPhase(active *site.Active) run.Phase {
 	var found clusterState // set by Check
 	return run.Phase{
@@ -85,7 +86,7 @@ func checkCluster(ctx context.Context, e *machine.Env, site *configs.Site) (v ru
 	case !same && !site.Credentials.Token.IsZero():
 		return run.Todo, found, nil
 	case !same && member.Unpinned(site):
-		// Other servers may have these addresses temporarily, so the node treats its API servers as
+		// Other servers may have the masters' addresses for a while. Treat the API servers as
 		// unreachable.
 		e.Note("%s", otherClusterNote(e))
 		return run.Unknown, found, nil
@@ -106,8 +107,8 @@ func checkCluster(ctx context.Context, e *machine.Env, site *configs.Site) (v ru
 	return run.Done, found, nil
 }
 
-// beginToLeave verifies the new cluster, reports the move on the console, and clears the membership
-// record.
+// beginToLeave clears the record of the machine's cluster, once the new cluster has accepted the
+// token. Until then the machine stays a member.
 func beginToLeave(ctx context.Context, e *machine.Env, active *site.Active) error {
 	if err := verifyNewCluster(ctx, e, active); err != nil {
 		return err
@@ -124,8 +125,9 @@ func beginToLeave(ctx context.Context, e *machine.Env, active *site.Active) erro
 	return (member.Record{Version: member.RecordVersion}).Write(e)
 }
 
-// forgetJoinedCluster removes the record of the cluster, with which ipvscare would reject every API
-// server. Before that, the cluster must accept the Site's token. Afterwards the node joins again.
+// forgetJoinedCluster removes the recorded UIDs of the cluster, because ipvscare rejects API
+// servers with other UIDs. The cluster must accept the Site's token first. Afterwards the node
+// joins again.
 func forgetJoinedCluster(ctx context.Context, e *machine.Env, active *site.Active) error {
 	d := join.OwnDiscovery(e, active)
 	e.Waiting("the cluster to accept the Site's token (%s)", strings.Join(d.Masters, ", "))
@@ -163,7 +165,7 @@ func sameCluster(ctx context.Context, e *machine.Env, site *configs.Site) (bool,
 }
 
 // showCA reports whether one of these API servers has a certificate from the CA that this
-// machine is enrolled with. It returns errUnclear if none answers.
+// machine is enrolled with. It returns errUnclear if none shows its CA.
 func showCA(ctx context.Context, e *machine.Env, site *configs.Site, masters []string) (bool, error) {
 	ca := member.EnrolledCA(e)
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)

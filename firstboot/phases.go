@@ -39,7 +39,7 @@ func Phases(active *site.Active) []run.Phase {
 	case site.HubForm(image) == openyurt.FormStaticPod:
 		joining = []run.Phase{
 			kubeadm.WithSettings(hub.PodJoinPhase(active), active), // kubelet runs yurthub, and reaches the API servers only through yurthub
-			hub.Phase(active), // yurthub's two certificates: the first with the token, the second with the first
+			hub.Phase(active), // gets yurthub's two certificates: the first with the token, the second with the first certificate
 		}
 	default:
 		joining = []run.Phase{

@@ -58,6 +58,7 @@ type reset struct {
 	record func(run.Step)
 }
 
+// steps returns the steps of a reset. After an interruption, a reset runs all of them again.
 func (r *reset) steps() []run.Phase {
 	steps := []run.Phase{
 		{Name: "firstboot", Run: func(ctx context.Context, e *machine.Env) error {
@@ -83,7 +84,7 @@ func (r *reset) steps() []run.Phase {
 		{Name: "sticks", Run: func(_ context.Context, e *machine.Env) error {
 			return site.ResetSticks(e, r.image, r.active, func(what string) { r.record(run.Step{Name: "sticks", Status: "note", Detail: what}) })
 		}},
-		{Name: "files", Run: resetFiles}, // last: the state contains the node's name
+		{Name: "files", Run: resetFiles}, // last: a reset that was interrupted reads the node's name from state.json
 	}
 	for i := range steps {
 		steps[i].Timeout = 5 * time.Minute
@@ -162,7 +163,7 @@ func restoreManifests(e *machine.Env) error {
 const keptManifests = ondisk.StateDir + "/manifests"
 
 // resetToken removes the token of an interrupted join, which would make the machine join again. It
-// keeps the token of a newer Site, which is for the time after the reset.
+// keeps the token of a newer Site, with which the machine joins after the reset.
 func resetToken(e *machine.Env, active *site.Active) error {
 	if active == nil {
 		return nil // no Site to write into the slot
@@ -188,7 +189,7 @@ func resetToken(e *machine.Env, active *site.Active) error {
 }
 
 // resetIPVS stops ipvscare and removes its rules, its files and first boot's lines in /etc/hosts.
-// site, which may be nil, is passed to CleanIPVS.
+// site may be nil.
 func resetIPVS(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	if err := e.Unit(ctx, "stop", ondisk.UnitIPVSCare); err != nil {
 		return fmt.Errorf("stopping ipvscare: %w", err)

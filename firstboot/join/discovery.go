@@ -112,8 +112,8 @@ func OwnDiscovery(e *machine.Env, active *site.Active) kubeapi.Discovery {
 	return d
 }
 
-// ownPins returns the CA pins of the cluster of which the machine is or was a member, without those
-// that its Site does not have.
+// ownPins returns the CA pins of the machine's current or last cluster. If the Site has pins, it
+// returns only those that the Site has too.
 func ownPins(e *machine.Env, site *configs.Site) []string {
 	own := member.Pins(e)
 	if member.Unpinned(site) {
@@ -140,7 +140,8 @@ func FindCluster(ctx context.Context, e *machine.Env, d kubeapi.Discovery) (*kub
 		found, err = kubeapi.Discover(ctx, d)
 	}
 	if joined.AllAre(err, kubeapi.ErrSignature) {
-		// Right after a change, cluster-info still has its old signature.
+		// After a change of cluster-info, its signature is outdated until bootstrapsigner signs it
+		// again.
 		e.Waiting("the cluster to sign its cluster-info for the bootstrap token")
 		if err := e.Sleep(ctx, startTime); err != nil {
 			return nil, err
@@ -156,8 +157,9 @@ func FindCluster(ctx context.Context, e *machine.Env, d kubeapi.Discovery) (*kub
 	return found, nil
 }
 
-// tokenIsRefused reports whether all API servers that answer reject the token, at least one of them
-// for another reason than that it is starting. waited means that all of them have had time to start.
+// tokenIsRefused reports whether every API server that answers rejects the token, and at least one
+// of them is ready. If waited is set, all have had time to start, so one that hides whether it is
+// ready counts as ready.
 func tokenIsRefused(err error, waited bool) bool {
 	forGood := false
 	for _, err := range joined.Errors(err) {
@@ -178,9 +180,9 @@ func answered(err error) bool {
 	}, func(word error) bool { return errors.Is(err, word) })
 }
 
-// JudgeDiscovery separates transient failures from those that a person must fix. All API servers
-// must fail in the latter way, because a wrong address may be a typo. waited is as in
-// tokenIsRefused.
+// JudgeDiscovery adds advice to err, an error of discovery. It returns an error that a person must
+// fix only if all API servers agree on it: if only one fails so, its address may be a typo. waited
+// is as in tokenIsRefused.
 func JudgeDiscovery(ctx context.Context, e *machine.Env, masters []string, err error, waited bool) error {
 	var expired x509.CertificateInvalidError
 	early := (*kubeapi.EarlyError)(nil)

@@ -11,7 +11,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/site"
 )
 
-// ForgetPhase removes the bootstrap token from this machine.
+// ForgetPhase removes the bootstrap token from this machine, and the cluster's keys from the slot.
 func ForgetPhase(active *site.Active) run.Phase {
 	return run.Phase{
 		Name: "forget-token", Doc: "the bootstrap token is removed from this machine", Timeout: time.Minute,

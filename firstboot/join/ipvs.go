@@ -47,8 +47,8 @@ func ipvscarePhase(site *configs.Site) run.Phase {
 				}
 				return run.Done, nil
 			}
-			// The unit is activating until ipvscare reaches an API server. If those belong to
-			// another cluster, Run would wait until its timeout.
+			// The unit is activating until ipvscare reaches an API server. If the API servers
+			// belong to another cluster, Run would wait in vain.
 			if state != "active" && state != "activating" {
 				return run.Todo, nil
 			}
@@ -132,8 +132,8 @@ func writeIPVSConfig(e *machine.Env, site *configs.Site) (wrote bool, err error)
 	return wrote, nil
 }
 
-// CleanIPVS makes ipvscare remove its rules, which it finds through its configuration. A damaged
-// configuration is first written again from site. If site is nil or disables IPVS, it is removed.
+// CleanIPVS makes ipvscare remove the rules that its configuration lists. It first replaces a
+// damaged configuration with one made from site, or removes it if site is nil or disables IPVS.
 func CleanIPVS(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	if !e.Exists(ondisk.IPVSConfig) {
 		return nil
@@ -158,8 +158,8 @@ func ipvsConfigReadable(e *machine.Env) bool {
 	return err == nil && conf.Version == ondisk.IPVSVersion && len(conf.Servers) > 0
 }
 
-// StartIPVSCare starts ipvscare's unit, and waits until it serves or maintains /etc/hosts. If
-// ipvscare runs, it rereads a changed list; if it runs without serving, it is restarted.
+// StartIPVSCare starts ipvscare's unit. It restarts a running ipvscare if the endpoint does not
+// answer, unless the configuration was just written (wrote): ipvscare rereads that by itself.
 func StartIPVSCare(ctx context.Context, e *machine.Env, site *configs.Site, wrote bool) error {
 	state, err := e.UnitState(ctx, ondisk.UnitIPVSCare)
 	if err != nil {
@@ -178,9 +178,8 @@ func StartIPVSCare(ctx context.Context, e *machine.Env, site *configs.Site, wrot
 	return nil
 }
 
-// WaitForEndpoint waits until the endpoint leads to an API server. If the API servers belong to
-// another cluster, or do not show theirs, it returns false without an error, because Check reports
-// that.
+// WaitForEndpoint waits until the endpoint answers. It returns false and no error if the API
+// servers belong to another cluster, or cannot show to which one they belong; Check reports both.
 func WaitForEndpoint(ctx context.Context, e *machine.Env, site *configs.Site) (served bool, _ error) {
 	err := endpointAnswers(ctx, e, site)
 	if err != nil {

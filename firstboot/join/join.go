@@ -73,7 +73,7 @@ func Phase(active *site.Active) run.Phase {
 			if member.Enrolled(e) == nil {
 				return nil // the join succeeded: the next attempt continues from there
 			}
-			// The wrong cluster may have been discovered.
+			// Discover again next time: the join may have failed because this is the wrong cluster.
 			return errors.Join(kubeadm.UndoJoin(ctx, e, member.PendingKey), e.Remove(member.DiscoveryFile))
 		},
 	}

@@ -28,7 +28,8 @@ import (
 // If kubeletExtraArgs changes in the Site, first boot writes it to kubeadm-flags.env and restarts
 // kubelet. If kubelet then does not start, first boot restores the former arguments.
 
-// RefusedArgs is the file with arguments with which kubelet did not start. A reboot removes it.
+// RefusedArgs is the file that records arguments with which kubelet did not start. A reboot removes
+// it.
 const RefusedArgs = ondisk.RunMark + "refused-kubelet-args"
 
 // argsTimeout is how long kubelet may take to become healthy.
@@ -143,8 +144,8 @@ func changeArgs(ctx context.Context, e *machine.Env, j member.JoinedAs, want map
 		changed = "config-dir" // only the files in that directory have changed
 	}
 	e.Waiting("kubelet to start with other arguments (%s)", changed)
-	// After an interrupted trial, kubelet may run with the arguments of the trial: its health now
-	// does not show whether the former arguments work.
+	// After an interrupted trial, kubelet may already run with the new arguments. Then its health
+	// does not show whether the former ones work.
 	wasWell := cutOff || awaitKubelet(ctx, e) == nil
 	if ctx.Err() != nil {
 		return ctx.Err()

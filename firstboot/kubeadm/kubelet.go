@@ -61,8 +61,8 @@ func Writing(path string, b []byte, mode fs.FileMode) func(*machine.Env) error {
 	}
 }
 
-// RestartFor changes files that kubelet reads at its start, and restarts kubelet. If it is killed
-// meanwhile, KubeletRestart stays.
+// RestartFor applies changes to files that kubelet reads when it starts, and restarts kubelet. If
+// it fails or is killed, KubeletRestart stays, and kubelet is restarted later.
 func RestartFor(ctx context.Context, e *machine.Env, doing string, changes ...func(*machine.Env) error) error {
 	mark := func(e *machine.Env) error { return e.WriteFile(KubeletRestart, nil, machine.Mode(0o600)) }
 	for _, change := range append([]func(*machine.Env) error{mark}, changes...) {

@@ -10,10 +10,10 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// On a metered link, kubelet sends an unchanged status once an hour instead of every five minutes,
-// which would cost 2.6 MB a day. Its lease still shows that it is alive, and changes are sent at
-// once. The setting has no flag, so it is in a file. The file is on DATA, because kubelet also
-// needs it on a new root.
+// On a metered link, kubelet sends an unchanged status once an hour instead of every five minutes.
+// Its lease still shows that it is alive, and changes are sent at once. There is no flag for this,
+// so the setting is in a file. The file is on DATA, so that it survives an update of the root file
+// system.
 const (
 	KubeletConfDir  = ondisk.StateDir + "/kubelet.conf.d"
 	MeteredConfFile = KubeletConfDir + "/50-metered.conf"

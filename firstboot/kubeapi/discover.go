@@ -382,8 +382,8 @@ func (d Discovery) refused(ctx context.Context, f *Found) error {
 	return err
 }
 
-// over returns a transport that first uses the connection, and later opens new ones, verified with
-// ca. As long as ca is nil, it opens none.
+// over returns a transport that uses the connection first, and then opens new ones, verified with
+// *ca. Until ca is set, it opens none.
 func (d Discovery) over(first *tls.Conn, master string, ca *atomic.Pointer[[]byte]) *http.Transport {
 	var unused atomic.Pointer[tls.Conn]
 	unused.Store(first)
@@ -513,8 +513,8 @@ func (d Dialer) unverified(ctx context.Context, master string) (*tls.Conn, error
 	return d.shake(ctx, master, &tls.Config{ServerName: host})
 }
 
-// shake makes a TLS connection. It does not verify certificates itself: conf.VerifyConnection or
-// the caller must.
+// shake makes a TLS connection. It does not verify the certificate: conf.VerifyConnection or the
+// caller must do that.
 func (d Dialer) shake(ctx context.Context, master string, conf *tls.Config) (*tls.Conn, error) {
 	conf.MinVersion, conf.InsecureSkipVerify = tls.VersionTLS12, true
 	resumed := false
@@ -547,7 +547,7 @@ func (d Dialer) shake(ctx context.Context, master string, conf *tls.Config) (*tl
 }
 
 // forgetSession removes the TLS session with master, because the server may have a new certificate.
-// It keeps the session if err has another known cause.
+// It keeps the session if err is an HTTP status, a network error or a timeout.
 func (d Dialer) forgetSession(master string, err error) {
 	var broken net.Error
 	if Code(err) == 0 && !errors.As(err, &broken) && !errors.Is(err, context.DeadlineExceeded) {

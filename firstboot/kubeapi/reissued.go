@@ -10,12 +10,13 @@ import (
 	"time"
 )
 
-// CAWarning is the remaining validity, of ten years, at which a CA is reported and issued again.
+// CAWarning is the remaining validity at which a CA, valid for ten years, is reported and reissued.
 // Two years give machines that are seldom restarted time to get the new certificate.
 const CAWarning = 2 * 365 * 24 * time.Hour
 
-// Reissued returns cas (PEM) with newer certificates from offered: same key, later end. It returns
-// nil if none is newer. As CAs are self-signed, offered may come from an unverified server.
+// Reissued returns cas (PEM), with each certificate replaced by one in offered that has the same
+// key and expires later. It returns nil if there is none. offered may come from an unverified
+// server, because a CA signs its own certificate.
 func Reissued(cas, offered []byte, now time.Time) []byte {
 	have, err := ParseCerts(cas)
 	if err != nil {

@@ -85,8 +85,8 @@ type Files struct {
 	WriteTree func(ctx context.Context, dir string, blobs tree.Blobs, walk func(func(tree.Node) error) error) error
 	// Sync syncs these files and directories, and the whole file systems that contain them.
 	Sync func(paths ...string) error
-	// Lock locks a file owned by root with flock(2), which other programs use too, until unlock is
-	// called.
+	// Lock holds a flock(2) lock on a file owned by root until unlock is called. Other programs
+	// lock the same file.
 	Lock func(ctx context.Context, path string) (unlock func(), err error)
 }
 
@@ -96,9 +96,8 @@ type UnitStart struct {
 	Then time.Time // by the clock at that time
 }
 
-// Earlier returns the start by the clock that shows the earlier time, to compare it with times of
-// this boot. Times of earlier boots must be compared with Now: if the clock was behind, Then may be
-// before them.
+// Earlier returns the earlier of Now and Then, to compare with times of this boot. Compare times of
+// earlier boots with Now: if the clock was behind at the start, Then may be before them.
 func (s UnitStart) Earlier() time.Time {
 	if s.Then.Before(s.Now) {
 		return s.Then
@@ -117,7 +116,8 @@ type Programs struct {
 	UnitState func(ctx context.Context, unit string) (string, error)
 	// UnitSince returns when an active unit was started.
 	UnitSince func(ctx context.Context, unit string) (UnitStart, error)
-	// BootClock returns when the parts of this boot started. FirstBoot is the present time.
+	// BootClock returns when the stages of this boot started. The result's FirstBoot is the current
+	// time.
 	BootClock func(ctx context.Context) (ondisk.BootClock, error)
 }
 
@@ -349,11 +349,11 @@ func (e *Env) Retry(ctx context.Context, w Wait, try func() error) error {
 	return cmp.Or(last, err)
 }
 
-// steady is how long a daemon must have been active. One that crashes again and again is active for
-// moments, and kubelet is active before it has started everything that can fail.
+// steady is how long a daemon must have been active to count as working: a crashing daemon is
+// active between its restarts, and kubelet before it has started everything that can fail.
 const steady = 30 * time.Second
 
-// SteadyUnit returns an error unless a unit is active, and has been for a while.
+// SteadyUnit returns an error unless the unit has been active for at least steady.
 func (e *Env) SteadyUnit(ctx context.Context, unit string) error {
 	if state, err := e.UnitState(ctx, unit); err != nil || state != "active" {
 		return errors.Join(fmt.Errorf("%s is %s", unit, state), err)

@@ -21,10 +21,8 @@ import (
 const clockDoc = "the clock shows a plausible time"
 
 // ClockPhase sets a clock that is behind to the latest time that has certainly passed: the image's
-// date, the Site's date of stamping (stamped returns it in seconds since the epoch), or the start
-// of a certificate of the cluster. It does not change a clock that follows a time server. It waits
-// for time servers before it judges this node's certificate as out of time, and before a
-// control-plane node makes its first certificates.
+// date, the Site's date (stamped, in seconds since the epoch), or the start of a certificate of the
+// cluster. It does not set a clock that follows a time server.
 func ClockPhase(site *configs.Site, image ondisk.ImageInfo, stamped func(*machine.Env) int64) run.Phase {
 	ask := func(e *machine.Env) bool {
 		first := site.NodeType == configs.NodeControlPlane && !e.Exists(member.ControlPlaneMark)
@@ -97,9 +95,9 @@ func LearnTime(ctx context.Context, e *machine.Env, d kubeapi.Discovery, discove
 // beganTimeout limits the requests of the function begun.
 const beganTimeout = 2 * time.Second
 
-// begun returns the latest start among the certificates of this node and of the cluster's other
-// machines that are not valid yet, or zero. All are verified with the CA of the Site or of the
-// enrolment.
+// begun returns the latest start of a certificate that is not valid yet, or zero. It checks the
+// certificates of this node and of the cluster's servers, verified with the CA of the Site or of
+// the enrolment.
 func begun(ctx context.Context, e *machine.Env, site *configs.Site) time.Time {
 	ctx, cancel := context.WithTimeout(ctx, beganTimeout)
 	defer cancel()

@@ -122,8 +122,8 @@ func check(ctx context.Context, e *machine.Env, site *configs.Site, reached bool
 	return run.Done
 }
 
-// checkOffline judges a cluster member that reaches no API server. Such a member need not wait for
-// one. Even if ipvscare still reaches one, new network settings do not count as good.
+// checkOffline returns Done if a member has its address and the endpoint answers through ipvscare,
+// and Unknown otherwise. In neither case do new network settings count as good.
 func checkOffline(ctx context.Context, e *machine.Env, site *configs.Site) run.Verdict {
 	if _, err := presentAddr(ctx, e, site); err == nil && !site.IPVS.Disabled && machine.Answers(ctx, e, site.EndpointHostPort()) == nil {
 		return run.Done
@@ -131,8 +131,9 @@ func checkOffline(ctx context.Context, e *machine.Env, site *configs.Site) run.V
 	return run.Unknown
 }
 
-// presentAddr returns the node's recorded address if it is still the source address towards any API
-// server. So the result does not depend on which API server answers first.
+// presentAddr returns the node's recorded address if it is still valid: in nodeIP's subnet or,
+// without nodeIP, the source address towards any API server. So the result does not depend on which
+// API server answers first.
 func presentAddr(ctx context.Context, e *machine.Env, site *configs.Site) (netip.Addr, error) {
 	present, err := netip.ParseAddr(NodeAddress(e))
 	if err != nil {
@@ -257,8 +258,9 @@ const StartTimeout = 75 * time.Second
 // Timeout is long enough to try the new settings, then the former ones, then the new ones again.
 const Timeout = 6 * time.Minute
 
-// KeepOrRollBack waits until the present network settings reach u, and then keeps them as good.
-// Otherwise it tries the former settings; former reports whether these are in place now.
+// KeepOrRollBack waits until the current network settings reach u, and then records them as good.
+// If they do not reach u, it tries the former settings; former reports whether those are in place
+// now.
 func KeepOrRollBack(ctx context.Context, e *machine.Env, u Uplink) (found Reached, former bool, err error) {
 	if TrialCutOff(e) {
 		if err := takeBack(ctx, e); err != nil {
@@ -270,7 +272,7 @@ func KeepOrRollBack(ctx context.Context, e *machine.Env, u Uplink) (found Reache
 			return found, former, errors.Join(found.Err, err)
 		}
 	}
-	if found.Extent == everything && !former && IsNew(e) { // otherwise the former ones are kept already, and the record of their trial must stay
+	if found.Extent == everything && !former && IsNew(e) { // if the former settings are in place, the record of their trial must stay
 		err = SaveGood(e)
 	}
 	return found, former, err
@@ -304,9 +306,9 @@ func OwnHostPort(site *configs.Site) string {
 	return net.JoinHostPort(site.Self().Address, port)
 }
 
-// OfflineHealthy judges a boot in which a node that was Ready before reaches no API server. kubelet
-// and ipvscare must run steadily, and there must be a route: a new system may lack the network card's
-// driver.
+// OfflineHealthy returns nil if a boot counts as healthy although no API server is reachable:
+// kubelet and ipvscare run steadily, and there is a route (a new system may lack the network card's
+// driver).
 func OfflineHealthy(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	var errs []error
 	units := []string{ondisk.UnitKubelet}

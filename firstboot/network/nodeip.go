@@ -15,7 +15,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/run"
 )
 
-// newAddr returns the node's address if it has none yet, or has lost its former address.
+// newAddr finds an address for a node that has none yet or has lost its former one.
 func newAddr(ctx context.Context, e *machine.Env, site *configs.Site) (netip.Addr, error) {
 	usual, err := firstAddr(ctx, e, site)
 	subnets := site.NodeSubnets()
@@ -23,8 +23,7 @@ func newAddr(ctx context.Context, e *machine.Env, site *configs.Site) (netip.Add
 		return usual, err
 	}
 	var src netip.Addr
-	// The interface with this address may be another one than the one that leads to the API
-	// servers.
+	// The address may be on another interface than the one to the API servers, and appear later.
 	err = e.Retry(ctx, machine.Wait{Every: 2 * time.Second, For: StartTimeout}, func() (err error) {
 		e.Waiting("an address in %s (nodeIP)", subnets[0])
 		src, err = inSubnet(e, site, subnets[0], usual)

@@ -247,8 +247,8 @@ type jobs struct {
 	end time.Time
 }
 
-// unit returns an error only if ctx ended. A failed job only adds a note, because the machine joins
-// anyway.
+// unit runs the job verb of a unit. A failed job only adds a note, because the machine joins
+// anyway; an error means that ctx ended.
 func (j jobs) unit(ctx context.Context, verb, unit, failing string) error {
 	patience := max(jobLeast, min(machine.JobTimeout, j.end.Sub(j.e.Now())))
 	err := j.e.BoundedUnit(ctx, patience, verb, unit)

@@ -26,7 +26,7 @@ func oneDisk(e *machine.Env) error {
 	root, err := e.RootDisk()
 	part, disk := e.MountedFrom("/var")
 	if err != nil || disk == "" || disk == root.Name {
-		return nil // or edgebake did not build this node
+		return nil // all on one disk, or edgebake did not build this node
 	}
 	fix := "remove one of the disks; or write one again with edgebake flash, which gives it its own GUIDs"
 	if member.Rewriting(e, "") != "" {
@@ -128,7 +128,7 @@ func notGrown(e *machine.Env, d *machine.Disk, data *machine.Partition) error {
 	return nil
 }
 
-// grow grows the partition, and also the file system if only that is too small.
+// grow grows the partition if there is free space after it, and then the file system.
 func grow(ctx context.Context, e *machine.Env, d *machine.Disk, data *machine.Partition) error {
 	var errs []error
 	if freeAfter(d, data) > slack {

@@ -54,8 +54,8 @@ func SecretsInSlot(e *machine.Env, active *Active) (SlotSecrets, error) {
 	return SomeSecrets, nil
 }
 
-// ForgetToken rewrites the slot with the Site, but without secrets. blank means that an earlier
-// attempt was interrupted, and the slot contains nothing else any more.
+// ForgetToken rewrites the slot with the Site, but without secrets. blank means that an interrupted
+// attempt has left the slot blank.
 func ForgetToken(e *machine.Env, active *Active, blank bool) error {
 	doc, err := withoutToken(active.Site)
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 
 // IdentityPhase makes this machine's ID, the file systems' UUIDs, which are derived from the ID,
 // and the HMAC key that identifies Sites. It also records cluster membership before a stick is
-// read. On a new root the ID stays the same, because the initrd copies it from DATA.
+// read. After an update the ID stays the same, because the initrd copies it from DATA.
 func IdentityPhase() run.Phase {
 	return run.Phase{
 		Name: "identity", Doc: "this machine's own machine ID and file system IDs", Timeout: 2 * time.Minute,
@@ -107,7 +107,8 @@ func makeKey(e *machine.Env) error {
 	return nil
 }
 
-// UUIDTried is a mark that a new UUID for this file system was tried. A reboot removes it.
+// UUIDTried returns the path of the mark that a new UUID was tried for this file system. A reboot
+// removes the mark.
 func UUIDTried(label string) string { return ondisk.RunMark + "uuid-" + label }
 
 // OwnFileSystems returns the devices of DATA and of the booted root, by label: file systems whose

@@ -99,9 +99,8 @@ func withSite(c *slot.Contents, site *configs.Site) (*slotSite, error) {
 	return &slotSite{contents: &one, site: site}, nil
 }
 
-// readUnwritten reads the machine's own slot if it must be rewritten, because it has an Inventory
-// with this machine's Site or a rewrite was interrupted. one is the new contents, or nil if no
-// rewrite is needed.
+// readUnwritten reads the machine's own slot (c) if it must be rewritten; see Active.unwritten. one
+// is the new contents, or nil if no rewrite is needed.
 func readUnwritten(e *machine.Env) (dev string, c, one *slot.Contents) {
 	dev, err := machine.OwnSlot(e)
 	if err != nil {

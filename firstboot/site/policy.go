@@ -27,8 +27,8 @@ type decision struct {
 	Omitted []string
 }
 
-// applyPolicy decides which parts of the Site on a stick, which anybody may plug in, a machine
-// accepts. old is its active Site, or nil if that cannot be read. signed means that next is signed
+// applyPolicy decides which parts of a stick's Site (next) a machine accepts. Anybody may plug in a
+// stick. old is the active Site, or nil if that cannot be read. signed means that next is signed
 // with a key that the Image names.
 //
 // A machine outside a cluster has no other source of a Site, so it accepts everything that the

@@ -54,8 +54,8 @@ func checkSignature(e *machine.Env, image ondisk.ImageInfo, old *Active, c *slot
 	return when.Unix(), nil
 }
 
-// stampedOnDisk returns the date of the active Site if it was stamped onto the disk or signed, even
-// before the image's date. It returns 0 if the Site has no date or is from an unsigned stick.
+// stampedOnDisk returns the date of the active Site. It returns 0 if the Site is from an unsigned
+// stick, or if its date is missing or too late for the image.
 func stampedOnDisk(e *machine.Env, active *Active) int64 {
 	if active == nil || slices.Contains(secondsIn(e, UnsignedFile), active.Stamped) {
 		return 0
@@ -95,8 +95,8 @@ func (s *stick) saveSigned(e *machine.Env) error {
 	return nil
 }
 
-// saveUnsigned records, before the stick's Site is used, that the Site's date in the slot proves
-// nothing.
+// saveUnsigned records, before the stick's Site is used, that its date is not signed; see
+// UnsignedFile.
 func (s *stick) saveUnsigned(e *machine.Env, stamped int64) error {
 	if s.signed > 0 {
 		return nil
@@ -111,8 +111,8 @@ func (s *stick) saveUnsigned(e *machine.Env, stamped int64) error {
 	return nil
 }
 
-// ClockDate returns the date of the active Site that is used for the clock. An untrusted stick must
-// not change a member's clock, so for its Site, the date of the Site that it replaced is used.
+// ClockDate returns the date to which the active Site may set the clock. An untrusted stick must
+// not set a member's clock: for a Site from such a stick, it is the date of the Site before.
 func ClockDate(e *machine.Env, active *Active) int64 {
 	pairs := secondsIn(e, clockFile)
 	for i := 0; i+1 < len(pairs); i += 2 {

@@ -73,11 +73,11 @@ type Active struct {
 	// NotTaken is the error of a newer Site in the slot that was rejected, or nil if there is none.
 	NotTaken error
 
-	// unwritten means that the slot still has other machines' Sites, or that a rewrite of it was
-	// interrupted.
+	// unwritten means that the slot must be rewritten: it has an Inventory or a Site with match, or
+	// a rewrite was interrupted.
 	unwritten bool
 
-	config   *types.Config // the settings
+	config   *types.Config // the Site's settings as an Ignition config
 	ignition []byte        // the slot's config.ign; nil if there is none
 	inputs   siteInputs
 }
@@ -155,7 +155,7 @@ func resolveSite(e *machine.Env, image ondisk.ImageInfo, f *slotSite, before *Ac
 	same := before != nil && before.isMadeOf(doc, inputs.ignition)
 	site := f.site
 	if same {
-		site = before.Site // the document is the same; a join changes only the machine
+		site = before.Site // only other inputs differ, for example after a join
 	} else if site == nil {
 		_, err := Parse(doc)
 		return nil, err
@@ -300,8 +300,8 @@ func (a *Active) isMadeOf(doc, ignition []byte) bool {
 	return bytes.Equal(a.inputs.doc, doc) && bytes.Equal(a.inputs.ignition, ignition)
 }
 
-// otherMachine returns an error if the Site gives a member another name, because it is then
-// probably another machine's. A Site that moves the member to another cluster may do so.
+// otherMachine returns an error if the Site gives a member another name: it is then probably
+// another machine's Site. A Site that moves the member to another cluster may change the name.
 func (a *Active) otherMachine(e *machine.Env, name string) error {
 	moves := !a.Site.Credentials.Token.IsZero() &&
 		(member.Unpinned(a.Site) || !slices.ContainsFunc(member.Pins(e), func(pin string) bool { return member.IsPinned(pin, a.Site.CAPins()) }))

@@ -358,7 +358,7 @@ func stickName(e *machine.Env, dev string) string {
 		}
 		dir := filepath.Join("/sys/block", target)
 		for d := dir; d != "/sys" && d != "/"; d = filepath.Dir(d) {
-			// The first such directory above a disk belongs to the stick or card itself.
+			// The nearest directory with idVendor or cid is that of the stick or card itself.
 			if !e.Exists(filepath.Join(d, "idVendor")) && !e.Exists(filepath.Join(d, "cid")) {
 				continue
 			}
