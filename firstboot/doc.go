@@ -9,8 +9,8 @@
 //     that was interrupted at any point, or repaired by hand, continues from its real state.
 //   - Every Run may be killed at any point and run again.
 //   - Transient failures are retried forever, with growing pauses. An error that only a
-//     person can fix is marked with run.NeedsPerson and has the fix. The run then waits for
-//     another Site. It also retries every ten minutes, because the fix may be in the cluster.
+//     person can fix is marked with run.NeedsPerson, which adds the fix. The run then waits for
+//     another Site, and retries about every ten minutes, because the fix may be in the cluster.
 //   - The bootstrap token is only in the slot, where stamping put it, and in /run. It is never
 //     written to DATA or to a root file system, and no log, state or report contains it.
 package firstboot

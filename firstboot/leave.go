@@ -254,8 +254,8 @@ func clusterFiles(e *machine.Env) []string {
 	return slices.Concat(member.ClusterFiles(e), kubeadm.ClusterFiles, join.ClusterFiles)
 }
 
-// adoptCA makes kubelet, yurthub and first boot trust a reissued CA. It writes KubeCA last, because
-// KubeCA shows that the change is complete. ipvscare rereads KubeCA by itself.
+// adoptCA makes kubelet, yurthub and first boot trust a reissued CA. It writes KubeCA last: until
+// then, the next run installs the CA again. ipvscare rereads KubeCA by itself.
 func adoptCA(ctx context.Context, e *machine.Env, ca []byte) error {
 	const doing = "installing the cluster's reissued CA"
 	end, err := kubeapi.FirstExpiry(ca)
@@ -266,7 +266,7 @@ func adoptCA(ctx context.Context, e *machine.Env, ca []byte) error {
 	for _, f := range []string{ondisk.KubeletConf, openyurt.Identity} {
 		conf, err := e.Read(f)
 		if err != nil {
-			continue // the file does not exist, or will be written again
+			continue // missing: a later phase writes it with the new CA
 		}
 		k, err := e.ParseKubeconfig(conf)
 		if err != nil {

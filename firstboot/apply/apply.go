@@ -58,7 +58,8 @@ type Changes struct {
 	Units []UnitChange
 }
 
-// UnitChange is a unit that the config names, or that only the last config named.
+// UnitChange is a unit that the config names or the last config named differently, or of which a
+// file has changed.
 type UnitChange struct {
 	Name                      string
 	Enabled, Disabled, Masked bool

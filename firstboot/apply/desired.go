@@ -194,7 +194,7 @@ func (t Target) inherit(w *entry, old manifest) error {
 	}
 	before, ok, err := t.originalOwner(w.Path, old)
 	if w.fromUser && !ok && !old.Unfinished {
-		before, ok = t.presentOwner(w.Path) // a home whose owner its user has changed
+		before, ok = t.presentOwner(w.Path) // a home that a config made: keep the owner and mode that its user may have set
 	}
 	if err != nil || !ok || before.Mode.IsDir() != (w.Kind == kindDir) {
 		return err
@@ -276,9 +276,9 @@ const (
 var needed = []string{"/etc/systemd/system", "/etc/kubernetes", "/etc/edgebake", "/var/lib/edgebake", "/var/lib/kubelet", "/var/lib/containerd",
 	"/usr/bin", "/usr/lib", "/usr/sbin", "/boot", "/dev", "/proc", "/sys", "/run", "/tmp", "/home", "/root", "/var/log"}
 
-// overwritten returns the entries with empties set for existing directories that the config
-// overwrites. cleared lists the contents of those: they are removed as by Ignition, but kept as
-// originals.
+// overwritten sets empties on the entries that overwrite an existing directory, and leaves out
+// those that have no effect. cleared lists the contents of these directories, which are removed as
+// by Ignition, but kept as originals.
 func (t Target) overwritten(want []entry, acc *accounts, old manifest) (entries, cleared []entry, errs []error) {
 	var dirs []string
 	for i := range want {

@@ -76,7 +76,8 @@ func (t *table) ids() []int {
 type idRange struct{ low, high int }
 
 // free returns the ID that shadow-utils would choose: the next one after the greatest in use or,
-// with down, below the least. If that is out of range, it returns an unused ID between them.
+// with down, below the least. If that is out of range, it returns an unused ID in the range, or
+// high+1 if there is none.
 func (r idRange) free(used []int, down bool) int {
 	used = slices.DeleteFunc(used, func(id int) bool { return id < r.low || id > r.high })
 	next, step, end := r.low, 1, r.high
@@ -97,7 +98,7 @@ func (r idRange) free(used []int, down bool) int {
 			return id
 		}
 	}
-	return r.high + 1 // the range is full: return the first ID after it
+	return r.high + 1
 }
 
 // defaults are the system's settings for new accounts, as in shadow-utils.

@@ -135,8 +135,8 @@ func random(n int) []byte {
 	return b
 }
 
-// run runs a program. If first boot ends, systemd ends the program too; for example, an interrupted
-// join is repeated.
+// run runs a program. If first boot is stopped, systemd also stops the program, and first boot's
+// next run repeats the step.
 func run(ctx context.Context, c machine.Cmd) error {
 	cmd := exec.CommandContext(ctx, c.Args[0], c.Args[1:]...)
 	cmd.Env = append(os.Environ(), c.Env...)

@@ -80,8 +80,8 @@ func (d *downloads) client(proxy []string) *http.Client {
 		}
 		t.IdleConnTimeout = 90 * time.Second
 		t.MaxResponseHeaderBytes = maxHeader
-		// A lost HTTP/2 connection is closed sooner than silence ends, so that the next
-		// attempt does not use it again.
+		// Close a lost HTTP/2 connection well before silence has passed, so that the next attempt
+		// opens a new one.
 		t.HTTP2 = &http.HTTP2Config{SendPingTimeout: silence / 4, PingTimeout: silence / 4}
 		if d.transports == nil {
 			d.transports = map[string]*http.Transport{}
@@ -172,9 +172,9 @@ func withoutSecrets(address string) string {
 	return (&url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path}).String()
 }
 
-// checkRedirect rejects redirects from https to another scheme, and more than ten redirects. The
-// login goes only to the server of the first request: net/http would also send it to that host's
-// other ports and subdomains.
+// checkRedirect rejects redirects from https to another scheme, and more than ten redirects. It
+// removes Authorization if the scheme, host or port changes: net/http would keep it for other
+// ports and subdomains of the host.
 func checkRedirect(req *http.Request, via []*http.Request) error {
 	if via[0].URL.Scheme == "https" && req.URL.Scheme != "https" {
 		return fmt.Errorf("%w: %w", machine.ErrRedirect, errPlain)
@@ -197,8 +197,8 @@ func hostPort(u *url.URL) string {
 	return net.JoinHostPort(strings.ToLower(u.Hostname()), port)
 }
 
-// maxHeader limits the header of a response, in bytes. A limit of net/http's 10 MB would let a server
-// send far more to a machine with a metered link than the update counts for a request.
+// maxHeader limits the header of a response, in bytes. net/http allows 10 MB, far more than an
+// update with a limit of bytes reserves for a request.
 const maxHeader = 32 << 10
 
 // silence is how long a server may send nothing.

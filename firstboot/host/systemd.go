@@ -80,8 +80,8 @@ func unitState(ctx context.Context, name string) (string, error) {
 	return units[i].ActiveState, nil
 }
 
-// unitSince returns the time at which a unit was started, by the clock of that time and by the
-// present clock. It computes the latter from the monotonic clock, which is never set.
+// unitSince returns the time at which a unit was started, by the clock as it was then and as it is
+// now. It computes the latter from the monotonic clock, which is never set.
 func unitSince(ctx context.Context, name string) (machine.UnitStart, error) {
 	conn, err := dbus.NewSystemdConnectionContext(ctx)
 	if err != nil {

@@ -204,8 +204,8 @@ func TestHealedInTheCluster(t *testing.T) {
 	}
 }
 
-// TestAFailedLookUndoesNothing checks that kubelet stays redirected to yurthub if systemd does not
-// answer one call on an edge node that reaches no API server.
+// TestAFailedLookUndoesNothing checks that kubelet stays redirected to yurthub on an edge node
+// that reaches no API server, even if systemd does not answer the first calls.
 func TestAFailedLookUndoesNothing(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)

@@ -236,7 +236,7 @@ func noteRefusedArgs(e *machine.Env, have, want map[string]string) {
 		changedArgs(have, want))
 }
 
-// awaitKubelet waits until kubelet runs steadily and /healthz returns 200.
+// awaitKubelet waits until kubelet's unit is steady (machine.SteadyUnit) and /healthz returns 200.
 func awaitKubelet(ctx context.Context, e *machine.Env) error {
 	err := e.Retry(ctx, machine.Wait{Every: 2 * time.Second, For: argsTimeout}, func() error { return kubeletHealthy(ctx, e) })
 	if err != nil {

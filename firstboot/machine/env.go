@@ -150,8 +150,8 @@ type Network struct {
 	// Get requests an http or https URL; proxy is as in Post. The response may have any status. If
 	// a redirect is rejected, the error is ErrRedirect.
 	Get func(ctx context.Context, url string, header http.Header, proxy []string) (*http.Response, error)
-	// GetRemote is Get for a URL that is not trusted. Neither the URL nor a redirect may lead to a
-	// loopback or link-local address: the error is ErrLocal.
+	// GetRemote is Get for an untrusted URL. If the URL or a redirect leads to a loopback or
+	// link-local address, the error is ErrLocal.
 	GetRemote func(ctx context.Context, url string, header http.Header, proxy []string) (*http.Response, error)
 }
 

@@ -231,9 +231,9 @@ func MayTry(e *machine.Env) bool {
 	return since < 0 || since >= TrialPauses[t.Count] // negative if the clock was set back
 }
 
-// rollBack tries the former settings if the present ones do not reach everything. It keeps them if
-// the new ones, tried again, still reach less. It returns how much is reached, and whether the
-// former settings reach it.
+// rollBack tries the former settings if the new ones do not reach everything, then the new ones
+// again, and keeps the former settings only if they reach more. It returns what is reached, and
+// whether the former settings are in place.
 func rollBack(ctx context.Context, e *machine.Env, u Uplink, with Reached) (Reached, bool, error) {
 	good, ok := goodFiles(e)
 	if !ok || !MayTry(e) {
@@ -305,7 +305,8 @@ func EndTrial(ctx context.Context, e *machine.Env, applied bool) error {
 		return nil
 	}
 	if !applied {
-		// The trial was on another root. On this root, its files would count as files of the image.
+		// The trial was on the other root file system. On this one, its files would count as the
+		// image's.
 		return forgetTrial(e)
 	}
 	now, err := Files(e)
@@ -327,8 +328,9 @@ func forgetTrial(e *machine.Env) error {
 	return nil
 }
 
-// setNetwork replaces the network settings with files. Daemons may have loaded the settings in
-// before: each daemon for which a file differs, or is removed, loads its settings again.
+// setNetwork replaces the network settings with files, and makes daemons reload files that were
+// changed or removed. before contains settings that daemons may have loaded, in addition to those
+// in place.
 func setNetwork(ctx context.Context, e *machine.Env, before, files map[string]netFile) error {
 	now, err := Files(e)
 	if err != nil {

@@ -22,8 +22,8 @@ type Step struct {
 	Detail       string
 }
 
-// Recorded lists what a change records: files without secrets, which are copied before and after
-// it, and units whose journals are copied.
+// Recorded lists the files (without secrets) that are copied before and after a change, and the
+// units whose journal is copied.
 type Recorded struct{ Files, Units []string }
 
 // Change carries out the steps of update, convert, revert or reset, and records their results.

@@ -61,8 +61,8 @@ type Node struct {
 	Proxy  []string
 	// Spread is the time over which nodes that boot together distribute their first requests.
 	Spread time.Duration
-	// OfflineHealthy judges a boot in which no API server is reachable: nil means as good as the
-	// last boot, ErrUnproven that no fault is known.
+	// OfflineHealthy judges a boot without a reachable API server. It returns nil if the boot is
+	// healthy, and ErrUnproven if it shows no fault but the update is unproven.
 	OfflineHealthy func(context.Context, *machine.Env) error
 }
 

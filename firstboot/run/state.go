@@ -80,7 +80,7 @@ func LoadState(root string) (*ondisk.State, error) {
 }
 
 // show replaces the list of phases in the state, and keeps the known states of phases. all means
-// that phases contains those after the Site; otherwise a longer list of an earlier pass is kept.
+// that phases also contains those of Rest; otherwise a longer list of an earlier pass is kept.
 func (r *Runner) show(phases []Phase, all bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

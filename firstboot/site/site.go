@@ -38,8 +38,8 @@ const (
 	seenDir = ondisk.StateDir + "/sticks"
 )
 
-// These files describe /etc of this root and are stored in it. A newly written root has none, so
-// the Site's settings are applied there.
+// These files describe /etc of this root file system (ROOT-A or ROOT-B) and are stored in it. A
+// newly written one has none, so the Site's settings are applied there.
 const (
 	// AppliedFile identifies the Site whose settings are in place; kubelet.service waits for
 	// it.

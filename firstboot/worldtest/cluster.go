@@ -427,7 +427,8 @@ func (c *Cluster) register(name, joinConf, machineID string) {
 	c.Nodes[name] = n
 }
 
-// hubTrouble reports whether the cluster lacks something that yurthub needs.
+// hubTrouble reports whether the cluster lacks something that yurthub needs. before17 means a
+// yurthub older than v1.7, which needs NodePools v1beta1.
 func (c *Cluster) hubTrouble(before17 bool) bool {
 	c.Mu.Lock()
 	defer c.Mu.Unlock()

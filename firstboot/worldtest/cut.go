@@ -16,16 +16,17 @@ type Cuttable[M any] interface {
 
 // AfterCut configures what a test does with a machine whose power was cut.
 type AfterCut[M any] struct {
-	// Next turns the power on again. left are the files after
-	// the cut; goesOn boots a machine with the present files.
+	// Next turns the power on again. left are the files after the cut; goesOn boots m, whose files
+	// are now, and checks it.
 	Next func(t *testing.T, cut M, left []Entry, goesOn func(kind string, m M, now []Entry))
 	// Check checks a machine that has booted again.
 	Check func(t *testing.T, m M, when string)
-	Said  func(t *testing.T, m M)
+	// Said checks the output of a machine whose state equals one that was already followed.
+	Said func(t *testing.T, m M)
 }
 
-// EveryCut returns the number of effects from one power cut to the next. With -short it is 17,
-// which does not divide any test's number of rows.
+// EveryCut returns the number of effects from one power cut to the next. With -short it is 17, a
+// prime, so that tests which use their rows in turn still use every row.
 func EveryCut() int {
 	if testing.Short() {
 		return 17

@@ -76,7 +76,7 @@ type World struct {
 	// The clock.
 	clockSteps map[string]time.Duration // how far the clock was set since a unit's start, by unit
 	clockAsked uint64                   // number of calls of BootClock
-	deadlines  map[time.Time]time.Time
+	deadlines  map[time.Time]time.Time  // deadlines of contexts, and their times on the simulated clock
 	// TimeServerAnswers reports whether a time server has set the clock. If it is nil, ClockSynced
 	// is used.
 	TimeServerAnswers func() bool
@@ -220,7 +220,7 @@ func New(t *testing.T, start func(*machine.Env) *run.Runner, names ...string) *W
 	return w
 }
 
-// networkError returns the error of a connection, or nil.
+// networkError returns an error if the machine has no network.
 func (w *World) networkError() error {
 	if w.Offline || !w.networkWorks() {
 		return errors.New("network is unreachable")
