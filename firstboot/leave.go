@@ -72,7 +72,9 @@ func checkCluster(ctx context.Context, e *machine.Env, site *configs.Site) (v ru
 		return run.Todo, found, nil
 	}
 	if !member.HasCredentials(e) {
-		if member.StaleCA(e, site) {
+		// Without a token the machine could join no cluster, so it keeps what is left of its credentials.
+		_, damaged := member.KubeletCert(e)
+		if member.StaleCA(e, site) && (damaged != nil || !site.Credentials.Token.IsZero()) {
 			return run.Todo, found, nil
 		}
 		return run.Done, found, nil

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
 
@@ -34,8 +35,8 @@ func CertStores() []certStore {
 
 func (s certStore) Current() string { return s.Dir + "/" + s.Name + "-current.pem" }
 
-// RestoreCertificates makes links to damaged certificates point to the newest usable ones. It must
-// run before kubelet and yurthub start.
+// RestoreCertificates makes links to damaged certificates point to the newest usable ones, and
+// restores the cluster's CA. It must run before kubelet and yurthub start.
 func RestoreCertificates(e *machine.Env) error {
 	var errs []error
 	for _, s := range CertStores() {
@@ -43,7 +44,26 @@ func RestoreCertificates(e *machine.Env) error {
 			errs = append(errs, fmt.Errorf("restoring %s: %w", s.Current(), err))
 		}
 	}
-	return errors.Join(append(errs, removeBrokenPair(e, ServingCert, ServingKey))...)
+	return errors.Join(append(errs, removeBrokenPair(e, ServingCert, ServingKey), restoreCA(e))...)
+}
+
+// restoreCA writes a damaged or missing ondisk.KubeCA again, from the kubeconfig with the node's own
+// certificate. kubeadm does not sync the file, and without it the machine does not count as a node.
+func restoreCA(e *machine.Env) error {
+	broken := isCA(e.Contents(ondisk.KubeCA))
+	if broken == nil || e.Exists(LeavingFile) {
+		return nil
+	}
+	ca := EnrolledCA(e)
+	if _, err := KubeletCert(e); err != nil || isCA(ca) != nil {
+		return nil
+	}
+	if err := e.WriteFile(ondisk.KubeCA, ca, machine.Mode(0o644)); err != nil {
+		return fmt.Errorf("restoring the cluster's CA: %w", err)
+	}
+	e.Log.Warn("the cluster's CA was unusable: restored it from kubelet's credentials", "file", ondisk.KubeCA, "error", broken)
+	e.Console(ondisk.KubeCA + " was unusable, and was restored from kubelet's credentials")
+	return nil
 }
 
 func (s certStore) restore(e *machine.Env) error {
