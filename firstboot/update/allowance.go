@@ -92,7 +92,7 @@ func (a *allowance) settle() error {
 type countedBody struct {
 	io.ReadCloser
 	allow *allowance
-	left  int64 // bytes that the server still sends
+	left  int64 // bytes of the response that have not been read
 }
 
 func (a *countedBody) Read(b []byte) (int, error) {

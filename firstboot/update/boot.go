@@ -26,7 +26,7 @@ const (
 	systemsDir = espDir + "/edgebake"
 )
 
-// unmountPatience is how long another program may use the EFI system partition.
+// unmountPatience limits the wait for other programs to release the EFI system partition.
 const unmountPatience = 30 * time.Second
 
 // maxVersion is the highest accepted version of a boot entry.
@@ -222,8 +222,8 @@ func sumOf(e *machine.Env, p string) ([]byte, error) {
 	return h.Sum(nil), err
 }
 
-// makeEntry turns an image's boot entry into that of this disk. guids maps the GUIDs of the image's
-// partitions to those of the disk.
+// makeEntry adapts an image's boot entry to this disk: it sets the version, and replaces the keys
+// of guids (the image's partition GUIDs) with their values (the disk's).
 func makeEntry(text string, guids map[string]string, version int) (string, error) {
 	if field(text, "sort-key") != ondisk.ESPSortKey || field(text, "version") != strconv.Itoa(ondisk.ESPFirstVersion) {
 		return "", errors.New("the image's boot entry is not as edgebake writes it: build it again")
@@ -248,7 +248,8 @@ func nextVersion(all []entry) int {
 	return v + 1
 }
 
-// guidOf returns the PARTUUID of a partition. Kernels before 6.9 do not show it in sysfs.
+// guidOf returns the PARTUUID of a partition, or "" if it cannot be found. Before Linux 6.9, sysfs
+// does not show it.
 func guidOf(e *machine.Env, p *machine.Partition) string {
 	if p.UUID != "" {
 		return p.UUID

@@ -14,8 +14,9 @@ import (
 	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
-// controlPlane reports whether edgebake made this machine a control-plane node. First boot then
-// writes its pods with the versions of the booted image, so each root has its own versions.
+// controlPlane reports whether edgebake made this machine a control-plane node. First boot writes
+// the static pods of the control plane with the versions of the booted image, so each root file
+// system has its own versions.
 func (s *system) controlPlane() bool { return s.active != nil && s.active.Site.ControlPlane != nil }
 
 // checkControlPlane returns all reasons why a control-plane node cannot run the image, or could not

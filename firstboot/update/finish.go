@@ -17,7 +17,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// offlinePatience is how long no API server must answer before a machine counts as offline.
+// offlinePatience: if no API server answers for this long, the machine counts as offline.
 const offlinePatience = time.Minute
 
 // noteOffline records whether no API server is reachable. If so, the new system need not reach
@@ -37,8 +37,9 @@ func (u *job) noteOffline(ctx context.Context, e *machine.Env) error {
 	return e.Remove(offlineFile)
 }
 
-// ProvenOffline decides whether a boot counts as successful although no API server is reachable. On
-// trial, it does only if the machine was offline before the update too.
+// ProvenOffline returns nil if a boot without a reachable API server counts as successful,
+// otherwise run.ErrUnproven. During a trial, the machine must have been offline before the update
+// too.
 func ProvenOffline(e *machine.Env) error {
 	if !run.OnTrial(e) || e.Exists(offlineFile) {
 		return nil
@@ -89,8 +90,8 @@ func endUpdate(ctx context.Context, e *machine.Env, how ending) error {
 	return e.RemoveAll(Dir)
 }
 
-// describePatience is how long Finish tries to replace the description on the EFI system partition.
-// The machine does not need it.
+// describePatience limits the tries to replace the description on the EFI system partition. The
+// machine runs without the description.
 const describePatience = time.Minute
 
 // Finish ends an update once the machine keeps a system, new or old. It uncordons the Node,
@@ -115,8 +116,8 @@ func Finish(ctx context.Context, e *machine.Env) error {
 	return errors.Join(endUpdate(ctx, e, how), err)
 }
 
-// endingOf returns how an update that is not kept has ended. If the boot entries cannot be read,
-// the new system may boot next.
+// endingOf returns the ending of an update that was not kept. If the boot entries cannot be read,
+// it returns restarting, because the new system may boot next.
 func endingOf(e *machine.Env) ending {
 	s := settled(e)
 	switch {
@@ -157,7 +158,7 @@ func describe(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) error
 // progressFile contains the UpdateState of a running update.
 const progressFile = ondisk.RunMark + "update.json"
 
-// stale is the age from which the state of a running update shows that the update was interrupted.
+// stale is the age from which progressFile counts as left by an interrupted update.
 const stale = 10 * time.Minute
 
 // begin records the current phase. out receives the phase's status messages.
@@ -187,7 +188,7 @@ func (u *job) save() {
 	}
 }
 
-// forget removes the state when the update ends.
+// forget removes progressFile when the update ends.
 func (u *job) forget() {
 	if err := u.e.Remove(progressFile); err != nil {
 		u.e.Log.Warn("removing the progress of the update", "error", err)

@@ -67,7 +67,7 @@ func minorOf(version string) int {
 	if m == nil {
 		return 0
 	}
-	n, _ := strconv.Atoi(m[1]) // digits
+	n, _ := strconv.Atoi(m[1]) // cannot fail: m[1] is 1 to 4 digits
 	return n
 }
 
@@ -122,9 +122,9 @@ const (
 	drainLook     = 5 * time.Second
 )
 
-// drain evicts the pods that have a controller to recreate them. kubelet's credentials are
-// sufficient, because a node may evict its own pods. A Node that somebody else has drained is not
-// changed.
+// drain makes the Node unschedulable and evicts the pods that have a controller to recreate them.
+// kubelet's credentials are sufficient, because a node may evict its own pods. If somebody else
+// made the Node unschedulable, it stays so.
 func (u *job) drain(ctx context.Context, e *machine.Env) error {
 	fail := func(err error) error {
 		return run.Advise(err, "the new system is installed, and runs after the next restart: run the same command again, or add --no-drain to restart without evicting the pods")

@@ -210,7 +210,7 @@ func (o *orders) end(state, reason string) error {
 	}
 	if err != nil {
 		err = fmt.Errorf("recording the order: %w", err)
-		o.record.State, o.record.Reason = order.StateWaiting, machine.OneLine(err) // for the answer
+		o.record.State, o.record.Reason = order.StateWaiting, machine.OneLine(err) // not on disk, but the answer to the Node reports it
 	}
 	return err
 }
@@ -258,7 +258,8 @@ func (o *orders) client(ctx context.Context) (context.Context, context.CancelFun
 
 func (o *orders) path() string { return "/api/v1/nodes/" + o.node }
 
-// read returns the order in the Node, or "" if there is none that may be carried out.
+// read returns the order in the Node's annotation, or "" if there is none or AnnotationHalt is
+// set.
 func (o *orders) read(ctx context.Context) (string, error) {
 	ctx, cancel, c, err := o.client(ctx)
 	defer cancel()
@@ -333,7 +334,7 @@ func (o *orders) accept(text string) (*order.Order, error) {
 		*r = r.next(key)
 	} else if r.State == order.StateWithdrawn {
 		*r = r.next(key)
-		r.Fetched = former.Fetched // its limit is for all attempts together
+		r.Fetched = former.Fetched // max-bytes of an order applies to all its attempts together
 	}
 	if err != nil {
 		return nil, o.end(order.StateFailed, machine.OneLine(err))
@@ -345,7 +346,7 @@ func (o *orders) accept(text string) (*order.Order, error) {
 	if why := o.rejection(x); why != "" {
 		return nil, o.end(order.StateFailed, why)
 	}
-	if pause := r.Next.Sub(o.e.Now()); pause > 0 && pause <= maxOrderPause { // longer: the clock has been set
+	if pause := r.Next.Sub(o.e.Now()); pause > 0 && pause <= maxOrderPause { // ignore a longer pause: the clock was set back
 		return nil, nil
 	}
 	if err := o.closed(); err != nil {
@@ -489,7 +490,7 @@ func (o *orders) stands(text string) bool {
 
 // bytesOf parses a number of bytes in a valid order. Without a number it returns 0.
 func bytesOf(text string) int64 {
-	n, _ := forms.ParseSize(text) // 0 where there is none
+	n, _ := forms.ParseSize(text)
 	return n
 }
 

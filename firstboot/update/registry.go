@@ -53,7 +53,8 @@ func openRegistry(ctx context.Context, l *requester, image string) (*registryIma
 	return r, nil
 }
 
-// registryURL returns the URL of a repository: with https, except for a registry on this machine.
+// registryURL returns the URL of a repository. It uses plain HTTP for a registry on this machine,
+// and HTTPS for all others.
 func registryURL(ref imageref.Ref) string {
 	host, scheme := ref.Domain, "https"
 	if host == "docker.io" {

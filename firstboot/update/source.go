@@ -133,7 +133,7 @@ func (l *requester) retry(ctx context.Context, try func() error) error {
 	}
 }
 
-// Open returns a reader of a range. It sends requests when it is read.
+// Open returns a reader of a range. The reader sends requests only as data is read.
 func (s *server) Open(ctx context.Context, off, n int64) (io.ReadCloser, error) {
 	return &rangeReader{ctx: ctx, s: s, off: off, end: off + n, backoff: backoff{l: s.requester, tries: 20, fix: "run the same command again: it continues"}}, nil
 }
@@ -147,7 +147,9 @@ func (s *server) ask(ctx context.Context, off, end int64) (*countedBody, error) 
 	from, size, err := contentRange(resp)
 	switch {
 	case err != nil:
-	case size != s.size: // other replacements show in the chunks' digests; an ETag may differ between servers of one name
+	// The chunk digests reveal a replacement of equal size. The ETag is not compared, because it
+	// may differ between mirrors that share one name.
+	case size != s.size:
 		err = errReplaced
 	case from != off:
 		err = fmt.Errorf("the server sent bytes from offset %d instead of %d", from, off)
@@ -246,7 +248,8 @@ type backoff struct {
 
 const maxPause = time.Minute
 
-// after waits before the next attempt. If there must be none, it returns err.
+// after waits before the next attempt. It returns an error if err is not temporary, no tries are
+// left or ctx has ended.
 func (p *backoff) after(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -373,8 +376,8 @@ func (r *rangeReader) Close() error {
 	return body.Close()
 }
 
-// indexTime bounds the download of an image's index. Its signature is checked afterwards, so anyone
-// may have made it, and a server could send the maximum of 16 MB for a day without being too slow.
+// indexTime bounds the download of an image's index. Its signature is checked afterwards. Until
+// then, leastInAMinute alone would let a hostile server take a day for the maximum of 16 MB.
 const indexTime = time.Hour
 
 // openIndex reads the index of an image, without checking it. It calls tell every few seconds.

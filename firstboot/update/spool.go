@@ -17,7 +17,7 @@ type spool struct {
 	part   *chunk.Part
 	dev    machine.Device
 	starts []int64
-	whole  map[int]bool // whether the file has a chunk, by its index; only for checked chunks
+	whole  map[int]bool // cached results of has, by chunk index
 }
 
 func newSpool(e *machine.Env, f *fetcher, p *chunk.Part, file string) (*spool, error) {

@@ -167,7 +167,8 @@ const (
 	restartDelay = time.Minute
 )
 
-// errOld means that an automatic update ignores the image.
+// errOld: an automatic update ignores the image, because its serial is not higher than the running
+// image's.
 var errOld = errors.New("its serial is not higher than that of the image that this machine runs")
 
 // FromStick updates the machine from a stick that somebody has plugged in, and reports that on the

@@ -60,8 +60,8 @@ type Options struct {
 	NoReboot bool
 	// NoDrain skips the drain before a restart with another minor version of Kubernetes.
 	NoDrain bool
-	// byItself marks an automatic update. It rejects images that are not newer, and announces the
-	// restart.
+	// byItself marks an automatic update. It rejects older, equal and failed images, respects the
+	// update window, and announces the restart.
 	byItself bool
 	// Rate is the maximum number of bytes downloaded per second, MaxBytes the maximum in total. 0
 	// means no limit. A metered Site requires MaxBytes.
@@ -106,8 +106,8 @@ func Update(ctx context.Context, e *machine.Env, o Options, tell func(run.Step))
 	unlock()
 	if unfinished != nil {
 		e.Log.Warn("ending the update", "error", unfinished)
-		// systemd restarts this unit until the Node is schedulable and other control-plane nodes
-		// may be updated.
+		// systemd restarts UnitUpdateFinish until the Node is schedulable and the Lease is
+		// released.
 		if err := e.BoundedUnit(context.WithoutCancel(ctx), machine.JobTimeout, "start", ondisk.UnitUpdateFinish); err != nil {
 			e.Log.Warn("ending the update", "error", err)
 		}
@@ -136,7 +136,8 @@ func updateLocked(ctx context.Context, e *machine.Env, o Options, tell func(run.
 	}
 	u, err := take(ctx, e, sys, o, tell)
 	if errors.Is(err, run.ErrAlready) && pending(e) {
-		// The machine keeps the running system only if no other one boots next.
+		// Remove the pending system's boot entry; otherwise that system would boot at the next
+		// restart.
 		if err := retire(e, sys.target.Label, sys.image.Plan); err != nil {
 			return err
 		}

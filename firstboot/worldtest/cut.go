@@ -16,8 +16,8 @@ type Cuttable[M any] interface {
 
 // AfterCut configures what a test does with a machine whose power was cut.
 type AfterCut[M any] struct {
-	// Next turns the power on again. left are the files after the cut; goesOn boots m, whose files
-	// are now, and checks it.
+	// Next turns the power on again. left are the files after the cut. goesOn boots m and checks
+	// it; now contains the files of m.
 	Next func(t *testing.T, cut M, left []Entry, goesOn func(kind string, m M, now []Entry))
 	// Check checks a machine that has booted again.
 	Check func(t *testing.T, m M, when string)
