@@ -296,7 +296,7 @@ func TestYurthubsEndpointIsLookedAtAgain(t *testing.T) {
 }
 
 // TestFormerMastersAreAWay checks that the former API servers stay in use if there is no route to
-// the corrected list. Offline, a route to the former ones is sufficient for a healthy boot.
+// the corrected list. Offline, a route to the former API servers is sufficient for a healthy boot.
 func TestFormerMastersAreAWay(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -322,7 +322,7 @@ func TestFormerMastersAreAWay(t *testing.T) {
 }
 
 // TestFormerMastersAreNoneOfTheOtherCluster checks a machine that must move to a cluster that does
-// not answer. It does not try its present API servers, which belong to another cluster.
+// not answer. It does not try the API servers of its old cluster.
 func TestFormerMastersAreNoneOfTheOtherCluster(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)

@@ -111,8 +111,8 @@ func TestTwoMachinesClaimOneSite(t *testing.T) {
 	}
 }
 
-// TestACardGoesFromBoardToBoard checks boards with a serial number but no UUID. They often have a
-// removable network card, by which the Inventory identifies them.
+// TestACardGoesFromBoardToBoard checks boards without a UUID, which are claimed by a network card
+// that may be removable. A board with another serial number does not get the claimed Site.
 func TestACardGoesFromBoardToBoard(t *testing.T) {
 	t.Parallel()
 	site := "- {name: berlin, match: {macs: [\"" + ownMAC + "\"]}, credentials: {token: " + worldtest.TestToken + "}}"

@@ -302,8 +302,8 @@ func TestClockSetAfterKubeletsReport(t *testing.T) {
 }
 
 // TestReportOfAnEarlierBoot checks that kubelet's last report of the previous boot does not count
-// for this boot. The clock is behind, so kubelet seems to have started before that report. A time
-// server may set it later.
+// for this boot. The clock is behind, so kubelet seems to have started before that report. In one
+// case, a time server sets the clock later.
 func TestReportOfAnEarlierBoot(t *testing.T) {
 	t.Parallel()
 	for _, set := range []bool{true, false} {
@@ -323,7 +323,7 @@ func TestReportOfAnEarlierBoot(t *testing.T) {
 			if w.Now.Before(reports) {
 				return last
 			}
-			info.BootID = "" // the Node shows the present boot
+			info.BootID = "" // the Node shows this boot
 			return w.Now
 		}
 		w.MustBoot()

@@ -114,12 +114,12 @@ func TestPoolOfTheCluster(t *testing.T) {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	w = edgeWorld(t)
-	w.Cluster.NoNodePool, w.Cluster.NodeCreationDenied = true, true // like the webhook
+	w.Cluster.NoNodePool, w.Cluster.NodeCreationDenied = true, true // OpenYurt's webhook rejects a Node whose pool does not exist
 	if err := w.Boot(); err == nil || w.State().Result == ondisk.ResultDone || !w.ConsoleHas("node-ready: will be tried again: the cluster has no NodePool shanghai") {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	w = edgeWorld(t)
-	w.Cluster.NoNodePool, w.Cluster.HubServerCSR = true, "Denied" // reported too
+	w.Cluster.NoNodePool, w.Cluster.HubServerCSR = true, "Denied" // the missing pool is reported even so
 	if err := w.Boot(); err == nil || !w.ConsoleHas("the cluster has no NodePool shanghai, and OpenYurt's webhook rejects a Node whose pool does not exist") {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}

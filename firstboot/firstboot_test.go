@@ -25,8 +25,7 @@ import (
 
 var rewrite = flag.Bool("update", false, "write the golden files anew")
 
-// tree returns every file that first boot left on the disk,
-// without parts that always differ between runs.
+// tree returns the contents of every file on the disk, without the parts that differ between runs.
 func (w *world) tree() map[string]string {
 	w.T.Helper()
 	return w.treeOf(w.Files())
@@ -354,7 +353,7 @@ func cutEach(t *testing.T, machine *world, atLeast int, tree func(*world, []worl
 	worldtest.CutBefore(t, machine, files, count, worldtest.AfterCut[*world]{
 		Next: func(t *testing.T, cut *world, left []worldtest.Entry, goesOn func(string, *world, []worldtest.Entry)) {
 			var lost *world
-			if len(cut.Unsynced) > 0 { // otherwise the result is the same
+			if len(cut.Unsynced) > 0 { // otherwise losing unsynced files changes nothing
 				lost = cut.CloneWith(t, left)
 				lost.LoseUnsynced()
 				lost.PowerOn()

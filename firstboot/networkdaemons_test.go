@@ -67,7 +67,7 @@ func TestRollbackThatIsKilled(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		base func(*testing.T) *world
-		link func(*world) bool // nil: DNS decides
+		link func(*world) bool // whether the network works; nil: if DNS does
 	}{
 		{"DNS", func(t *testing.T) *world {
 			base := named(t)
@@ -225,7 +225,7 @@ func TestRemovedSettings(t *testing.T) {
 			t.Errorf("%s: %s", tt.path, w.Log.String())
 		}
 	}
-	// A unit of the Site with the same name has another file.
+	// A unit file of that name is not wpa_supplicant's settings file: nothing is reloaded.
 	w.EffectNames = nil
 	if err := site.ActivateChanges(t.Context(), w.Env(), apply.Changes{Paths: []string{"/etc/systemd/system/wpa_supplicant@wlan0.service"}}); err != nil || len(w.EffectNames) > 0 {
 		t.Errorf("%v, %q", err, w.EffectNames)

@@ -63,7 +63,7 @@ func TestPowerCutDuringATrial(t *testing.T) {
 }
 
 // cutOnTheWay runs boot on clones of base, each with a power cut at another effect, boots them
-// again and passes them to look. It returns the number of the first cut that came too late.
+// again and passes them to look. It returns the number of the first cut after boot's last effect.
 func cutOnTheWay(t *testing.T, base *world, boot func(*world), look func(w *world, n int)) int {
 	t.Helper()
 	followed := map[[32]byte]bool{}
@@ -111,7 +111,7 @@ func TestPowerCutDuringARollback(t *testing.T) {
 }
 
 // TestDeadUplink checks that an enrolled node with new addresses and no uplink tries the former
-// ones a few times, then continues with its present ones.
+// addresses a few times, then continues with the new ones.
 func TestDeadUplink(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, address("192.0.2.50"))

@@ -105,7 +105,8 @@ func TestStateDecidesNothing(t *testing.T) {
 	}
 }
 
-// states returns possible state files. They do not depend on the machine.
+// states returns funcs that replace state.json, by name. ofNode is the state.json of a finished
+// node.
 func states(ofNode string) map[string]func(*world) error {
 	put := func(text string) func(*world) error {
 		return func(w *world) error { w.Put(ondisk.StateFile, text); return nil }

@@ -36,7 +36,7 @@ func TestSpread(t *testing.T) {
 	if early > 150 || late > 150 || early < 50 || late < 50 {
 		t.Errorf("%d of 1000 in the first tenth, %d in the last", early, late)
 	}
-	// Once per boot, before the first connection, even if the run starts over.
+	// A node waits once per boot, before its first connection, even if the run starts over.
 	w := nativeWorld(t)
 	if err := w.Boot(); err != nil {
 		t.Fatal(err)

@@ -212,8 +212,8 @@ func TestSignedThroughPowerCuts(t *testing.T) {
 	}
 }
 
-// TestASignatureFromBeforeTheImage checks that the date of a signature older than the image counts:
-// its Site does not replace one that was stamped later, even after an unsigned stick in between.
+// TestASignatureFromBeforeTheImage checks a signature that is older than the image: its Site does
+// not replace a Site that was stamped later, even after an unsigned stick in between.
 func TestASignatureFromBeforeTheImage(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)

@@ -96,7 +96,7 @@ func TestSecretsOfTheActiveSite(t *testing.T) {
 	}
 }
 
-// TestSlotIsReadOncePerPass checks that a pass over a finished node reads the slot only a few
+// TestSlotIsReadOncePerPass checks that a pass over a finished node reads the slot at most four
 // times.
 func TestSlotIsReadOncePerPass(t *testing.T) {
 	t.Parallel()
@@ -114,8 +114,7 @@ func TestSlotIsReadOncePerPass(t *testing.T) {
 	if err := w.Run(New(e)); err != nil {
 		t.Fatal(err)
 	}
-	// These are the Check of site-config, the pass, the Check of
-	// forget-token, and the last Check of site-config.
+	// Four reads: two Checks of site-config, one of forget-token, and one by the pass itself.
 	if reads > 4 {
 		t.Errorf("the slot was read %d times", reads)
 	}

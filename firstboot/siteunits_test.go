@@ -78,7 +78,7 @@ func TestSlowUnitOfTheSite(t *testing.T) {
 }
 
 // TestApplyingIsCutOff ends an attempt while the Site's settings are put into effect. The next
-// attempt completes that.
+// attempt puts the rest into effect.
 func TestApplyingIsCutOff(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, enabledUnits("a.service", "vpn.service"))
@@ -137,8 +137,8 @@ func TestSlowDaemons(t *testing.T) {
 	}
 }
 
-// networkd simulates networkd. networkctl makes it load settings over
-// D-Bus, which starts after the time dbus.
+// networkd simulates networkd. networkctl makes it load settings over D-Bus, which starts after
+// the delay dbus.
 func (w *world) networkd(e *machine.Env, dbus time.Duration) (loaded func() string) {
 	const settings = "/etc/systemd/network/20-edgebake-00.network"
 	read := func() string {

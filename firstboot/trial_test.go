@@ -68,8 +68,8 @@ func TestOneChangeAtATime(t *testing.T) {
 }
 
 // TestTrialWithoutAPIServer checks that a boot on trial that reaches no API server is neither
-// confirmed nor ended, provided that everything else works. It is confirmed once first boot has
-// seen the Node.
+// confirmed nor rolled back, provided that everything else works. It is confirmed once first boot
+// has seen the Node.
 func TestTrialWithoutAPIServer(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

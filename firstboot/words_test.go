@@ -103,7 +103,7 @@ func TestWhatAPhaseWaitsForIsSaved(t *testing.T) {
 		if got := saved(); got != "thing 60" && got != "thing 119" {
 			t.Errorf("saved: %q", got)
 		}
-		for range 61 { // the last one for a minute
+		for range 61 { // until a minute has passed since the last write
 			e.Waiting("the last thing")
 			if err := e.Sleep(ctx, time.Second); err != nil {
 				return err

@@ -286,8 +286,8 @@ func TestCorrected(t *testing.T) {
 	same(t, "everything taken back", after, before, true)
 }
 
-// TestActivation checks that the next Apply tells a daemon about a change or a removal of which it
-// was not told.
+// TestActivation checks that if Activate fails, the next Apply activates the same changes again,
+// and only once.
 func TestActivation(t *testing.T) {
 	s := newSystem(t, base)
 	const file, other = "/etc/sysctl.d/10-site.conf", "/etc/sysctl.d/20-site.conf"

@@ -80,7 +80,7 @@ func TestLinksAndRemove(t *testing.T) {
 	if err := f.WriteFile("/file", []byte("x"), machine.Mode(0o600)); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // twice: the second finds the first
+	for range 2 { // the second time, the links already exist
 		if err := f.Symlink("/file", "/sub/link"); err != nil {
 			t.Fatal(err)
 		}

@@ -97,7 +97,8 @@ func TestGetRemote(t *testing.T) {
 	}
 }
 
-// TestRedirectLogin checks that a login goes only to the server of the first request.
+// TestRedirectLogin checks that a redirect to another port gets no Authorization, and one to the
+// same server does.
 func TestRedirectLogin(t *testing.T) {
 	got := ""
 	other := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { got = r.Header.Get("Authorization") }))

@@ -52,8 +52,8 @@ func TestSettingsChangedAfterTheJoin(t *testing.T) {
 	}
 }
 
-// TestArgumentsChangedAfterTheJoin checks that kubelet is restarted with the Site's present
-// arguments, on each kind of node and after a power cut at any point.
+// TestArgumentsChangedAfterTheJoin checks that kubelet is restarted with the Site's new arguments,
+// on each kind of node and after a power cut at any point.
 func TestArgumentsChangedAfterTheJoin(t *testing.T) {
 	const before, after = "kubeletExtraArgs: {v: '2', max-pods: '50'}", "kubeletExtraArgs: {v: '4', system-reserved: 'cpu=100m,memory=50Mi'}"
 	for form, c := range map[string]struct {
