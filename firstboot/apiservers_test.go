@@ -551,7 +551,13 @@ func TestMarksLastUntilPowerOff(t *testing.T) {
 	if err := join.StartIPVSCare(t.Context(), w.Env(), site, false); err != nil || len(w.EffectNames) != 0 {
 		t.Errorf("%v, %q", err, w.EffectNames)
 	}
+	// Nor is it restarted during its delay after power-on.
 	w.Cluster.Down[worldtest.Endpoint] = true
+	w.Started[ondisk.UnitIPVSCare] = w.Now
+	if err := join.StartIPVSCare(t.Context(), w.Env(), site, false); err != nil || len(w.EffectNames) != 0 {
+		t.Errorf("%v, %q", err, w.EffectNames)
+	}
+	w.Now = w.Now.Add(site.Spread())
 	if err := join.StartIPVSCare(t.Context(), w.Env(), site, false); w.EffectCount("restart "+ondisk.UnitIPVSCare) != 1 {
 		t.Errorf("%v, %q", err, w.EffectNames)
 	}

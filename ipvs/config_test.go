@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -94,7 +95,8 @@ func TestCAFile(t *testing.T) {
 	}{
 		{"empty", nil, "it contains no PEM certificate"},
 		{"a key", pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: []byte("x")}), "it contains no PEM certificate"},
-		{"half a certificate", c.pem[:len(c.pem)/2], "it contains no PEM certificate"},
+		{"half a certificate", c.pem[:len(c.pem)/2], "its last PEM block is truncated"},
+		{"one and a half certificates", append(slices.Clone(c.pem), c.pem[:len(c.pem)-10]...), "its last PEM block is truncated"},
 		{"no certificate inside", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte("x")}), "x509"},
 		{"a master's own certificate", leaf, "is not a CA: use the cluster's ca.crt"},
 	} {

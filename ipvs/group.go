@@ -243,13 +243,13 @@ func (g *group) loadCA() {
 	if file != "" {
 		r, err = readRoots(file)
 	}
-	if errors.Is(err, fs.ErrNotExist) {
-		err = nil // not written yet, or being replaced
-	}
 	if r != nil {
 		old = g.roots.Swap(r)
 	}
 	g.mu.Lock()
+	if errors.Is(err, fs.ErrNotExist) && (g.roots.Load() != nil || !g.guarded()) {
+		err = nil // not written yet, or being replaced
+	}
 	awaited := g.awaitsCA
 	g.awaitsCA = err != nil && g.roots.Load() == nil && !g.server.Probe.Unsafe && !g.server.Probe.Plain
 	switch {

@@ -533,7 +533,7 @@ func testDamagedCA(t *testing.T, served bool) {
 	w.eventually("the rules are kept", w.serves(weight))
 	waits := func() {
 		t.Helper()
-		if st := w.daemon.Status(); st.Servers[0].Verified || !slices.ContainsFunc(st.Problems, func(p string) bool { return strings.Contains(p, "no PEM certificate") }) {
+		if st := w.daemon.Status(); st.Servers[0].Verified || !slices.ContainsFunc(st.Problems, func(p string) bool { return strings.Contains(p, "; probing no API server until it can be read") }) {
 			t.Errorf("status: %+v", st)
 		}
 		if m := string(w.daemon.Metrics()); !strings.Contains(m, "ipvscare_problems 1\n") {
@@ -543,6 +543,16 @@ func testDamagedCA(t *testing.T, served bool) {
 	waits()
 	if dials := w.daemon.stats.wire[countDial].Load(); dials > 0 {
 		t.Errorf("%d connections without a CA", dials)
+	}
+	if err := os.Remove(w.s.Probe.CAFile); err != nil { // a node that has joined has a CA
+		t.Fatal(err)
+	}
+	w.eventually("the missing file is reported", func() bool {
+		return slices.ContainsFunc(w.daemon.Status().Problems, func(p string) bool { return strings.Contains(p, "no such file") })
+	})
+	time.Sleep(4 * w.s.Profile.Ready)
+	if dials := w.daemon.stats.wire[countDial].Load(); dials > 0 {
+		t.Errorf("%d connections without a CA file", dials)
 	}
 	write(w.s.Probe.CAFile, w.ca.pem)
 	w.eventually("it is verified and serves", func() bool {

@@ -170,6 +170,10 @@ func StartIPVSCare(ctx context.Context, e *machine.Env, site *configs.Site, wrot
 		if endpointAnswers(ctx, e, site) == nil {
 			return nil
 		}
+		// After power-on it serves nothing at first; a restart would end that delay.
+		if since, err := e.UnitSince(ctx, ondisk.UnitIPVSCare); err == nil && e.Now().Sub(since.Now) < site.Spread() {
+			return nil
+		}
 		verb = "restart" // it runs, but does not serve
 	}
 	if err := e.Unit(ctx, verb, ondisk.UnitIPVSCare); err != nil {

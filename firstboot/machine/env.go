@@ -355,8 +355,12 @@ const steady = 30 * time.Second
 
 // SteadyUnit returns an error unless the unit has been active for at least steady.
 func (e *Env) SteadyUnit(ctx context.Context, unit string) error {
-	if state, err := e.UnitState(ctx, unit); err != nil || state != "active" {
-		return errors.Join(fmt.Errorf("%s is %s", unit, state), err)
+	state, err := e.UnitState(ctx, unit)
+	if err != nil {
+		return err
+	}
+	if state != "active" {
+		return fmt.Errorf("%s is %s", unit, state)
 	}
 	since, err := e.UnitSince(ctx, unit)
 	if err == nil && e.Now().Sub(since.Now) < steady {

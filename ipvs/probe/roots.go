@@ -1,6 +1,7 @@
 package probe
 
 import (
+	"bytes"
 	"context"
 	"crypto/x509"
 	"encoding/pem"
@@ -140,6 +141,9 @@ func parseCertificates(data []byte) ([]*x509.Certificate, error) {
 			return nil, err
 		}
 		certs = append(certs, c)
+	}
+	if bytes.Contains(data, []byte("-----BEGIN")) {
+		return nil, errors.New("its last PEM block is truncated: use the cluster's ca.crt")
 	}
 	if len(certs) == 0 {
 		return nil, errors.New("it contains no PEM certificate: use the cluster's ca.crt")
