@@ -738,6 +738,7 @@ func (r *Rollout) next(n *updateNode, now time.Time, l limits) rolloutAct {
 func (r *Rollout) ring(rings [][]*updateNode, now time.Time) (ring []*updateNode, waits, stuck string) {
 	for i, nodes := range rings {
 		var last time.Time
+		var lastNode string
 		var unready []string
 		done := 0
 		for _, n := range nodes {
@@ -747,7 +748,7 @@ func (r *Rollout) ring(rings [][]*updateNode, now time.Time) (ring []*updateNode
 			case UpdateDone:
 				done++
 				if ended := n.mark.corrected(now).Ended; r.ours(n) && ended.After(last) {
-					last = ended
+					last, lastNode = ended, n.name
 				}
 				if !n.ready {
 					unready = append(unready, n.name)
@@ -765,7 +766,7 @@ func (r *Rollout) ring(rings [][]*updateNode, now time.Time) (ring []*updateNode
 		case len(unready) > 0:
 			return nil, "nodes of ring " + name + " to be Ready: " + firstNames(unready), ""
 		case left > 0:
-			return nil, fmt.Sprintf("ring %s, which soaks for %s more", name, left.Round(time.Second)), ""
+			return nil, fmt.Sprintf("ring %s, which soaks for %s more after the update of %s", name, left.Round(time.Second), lastNode), ""
 		}
 	}
 	return nil, "", ""
