@@ -766,7 +766,7 @@ func (r *Rollout) ring(rings [][]*updateNode, now time.Time) (ring []*updateNode
 		case len(unready) > 0:
 			return nil, "nodes of ring " + name + " to be Ready: " + firstNames(unready), ""
 		case left > 0:
-			return nil, fmt.Sprintf("ring %s, which soaks for %s more after the update of %s", name, left.Round(time.Second), lastNode), ""
+			return nil, fmt.Sprintf("ring %s, which soaks until %s; %s was updated last", name, now.Add(left).Format(time.DateTime), lastNode), ""
 		}
 	}
 	return nil, "", ""

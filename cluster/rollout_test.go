@@ -382,8 +382,17 @@ func TestRolloutRings(t *testing.T) {
 	r := rollout(func(r *Rollout) { r.Parallel, r.Soak = share("10"), 2*time.Second })
 	r.Rings, _ = Rings("ring=canary,shops")
 	began := time.Now()
-	if err := f.update(t.Context(), r); err != nil {
+	var soaks []string
+	err := f.client.Update(t.Context(), r, func(row UpdateRow) { f.told = append(f.told, row.Node+" "+row.State) }, func(text string) {
+		if strings.Contains(text, "soaks until") {
+			soaks = append(soaks, text)
+		}
+	})
+	if err != nil {
 		t.Fatal(err)
+	}
+	if len(soaks) != 1 || !strings.Contains(soaks[0], "waiting for ring canary") {
+		t.Errorf("%q", soaks)
 	}
 	if got := strings.Join(f.updated(), " "); got != "c-1 c-2 s-1 s-2" {
 		t.Error(got)
