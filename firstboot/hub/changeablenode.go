@@ -31,8 +31,8 @@ func changeableNode(ctx context.Context, e *machine.Env) (workerNode, error) {
 	return workerNode{name, image, active}, err
 }
 
-// changeableName returns the node's name. It fails on a control-plane node, and while first boot is
-// running.
+// changeableName returns the node's name, or an error if the node cannot be converted or reverted
+// now, for example because it is a control-plane node or first boot is running.
 func changeableName(ctx context.Context, e *machine.Env) (string, error) {
 	if e.Exists(ondisk.ManifestsDir + "/kube-apiserver.yaml") {
 		return "", errors.New("this machine runs a control plane, whose kubelet must not connect through yurthub")

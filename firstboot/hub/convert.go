@@ -33,8 +33,8 @@ var Recorded = run.Recorded{
 type ConvertOptions struct {
 	NodePool string
 	Cloud    bool
-	// Servers are the URLs of the API servers for yurthub; the first must never change. If empty,
-	// they are kubelet's present server and the Site's API servers.
+	// Servers are the URLs of the API servers for yurthub, first one whose address never changes. If
+	// empty, they are kubelet's present server and the Site's API servers.
 	Servers   []string
 	Namespace string // empty: openyurt.DefaultNamespace
 	LBMode    string // empty: openyurt.LBPriority
@@ -45,7 +45,7 @@ type ConvertOptions struct {
 }
 
 // Convert turns a running native node into an OpenYurt node, and keeps its pods. If a step fails,
-// all steps are undone. After an interruption, Convert continues and Revert undoes it.
+// all steps are undone. After an interruption, call Convert to continue, or Revert to undo.
 func Convert(ctx context.Context, e *machine.Env, o ConvertOptions, tell func(run.Step)) error {
 	unlock, err := run.ExclusiveSettled(ctx, e)
 	if err != nil {
@@ -78,8 +78,8 @@ func Convert(ctx context.Context, e *machine.Env, o ConvertOptions, tell func(ru
 	return c.WithoutTimer(ctx, (&conversion{hub: h, image: this.image, labels: openyurt.Labels(h.Pool, h.Cloud)}).steps())
 }
 
-// convertible rejects a node that is not Ready, because later steps wait for kubelet's reports. If
-// an interrupted convert has redirected kubelet, the node may be not Ready.
+// convertible returns an error if the node is not Ready, because a later step waits until it is. If
+// an interrupted convert has redirected kubelet, a node that is not Ready is accepted too.
 func convertible(ctx context.Context, e *machine.Env, n *kubeapi.Node) error {
 	err := member.ReadyNow(ctx, e, n)
 	if err == nil || e.Exists(openyurt.KubeletConf) {

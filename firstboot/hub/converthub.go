@@ -100,7 +100,7 @@ func serversFor(e *machine.Env, active *site.Active, o ConvertOptions) ([]string
 }
 
 // addressTowards returns this node's address. The source address towards server is the last choice:
-// if server is at the machine's own VIP, it may be any of the machine's addresses.
+// if server is the machine's own VIP, the source may be any of the machine's addresses.
 func addressTowards(ctx context.Context, e *machine.Env, n *kubeapi.Node, server string) (string, error) {
 	u, err := url.Parse(server)
 	if err != nil {
@@ -141,8 +141,8 @@ func internalIP(n *kubeapi.Node) string {
 	return ""
 }
 
-// hubProgram runs yurthub's program to get its release, for example v1.7; "" if the program reports
-// none.
+// hubProgram runs yurthub's program, and returns the release that it reports, for example v1.7, or
+// "" if it reports none.
 func hubProgram(ctx context.Context, e *machine.Env) (release string, err error) {
 	var out strings.Builder
 	if err := e.Run(ctx, machine.Cmd{Args: []string{openyurt.Program, "--version"}, Output: &out}); err != nil {
@@ -179,8 +179,8 @@ func certHasOwnName(ctx context.Context, e *machine.Env, server string, ca []byt
 	return err
 }
 
-// usableServers returns the servers whose certificates yurthub can verify. If one of them answers,
-// it also keeps servers that do not answer now.
+// usableServers returns servers without those whose certificate lacks the host name of the URL.
+// Servers that do not answer now are kept, but at least one must be usable now.
 func usableServers(ctx context.Context, e *machine.Env, servers []string, ca []byte) ([]string, error) {
 	var out []string
 	var errs []error

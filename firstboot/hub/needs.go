@@ -87,12 +87,12 @@ func poolOf(h hub) openyurt.Need {
 	return openyurt.Need{}
 }
 
-// poolFits checks with the node's own rights whether the node may be in its pool. If that cannot be
-// read, it returns nil.
+// poolFits checks with the node's own rights whether the node may be in its pool. If the pool cannot
+// be read, it returns nil.
 func poolFits(ctx context.Context, e *machine.Env, h hub) error {
 	c, err := member.NodeClient(e)
 	if err != nil {
-		return nil // yurthub has no identity yet
+		return nil // the node has no certificate yet
 	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -187,7 +187,7 @@ func missingRight(n openyurt.Need, err error, namespace string) error {
 }
 
 // judgeCSRs returns an error if yurthub's latest request for a certificate of this kind is not
-// approved. After a denied request, yurthub soon sends another one.
+// approved. The error also mentions a denied earlier request, because yurthub soon sends another.
 func judgeCSRs(csrs []csr, kind, signer string, mine func(csr) bool) error {
 	var newest, denied csr
 	for _, r := range csrs {

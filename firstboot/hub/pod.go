@@ -21,7 +21,7 @@ import (
 )
 
 // As a static pod (form staticPod), yurthub gets its own identity with the bootstrap token. kubelet
-// has none: it connects through yurthub from its first start, so it is never redirected.
+// has none: it connects through yurthub from its first start, so there is no RedirectPhase.
 
 // PodJoinPhase makes kubeadm start a kubelet whose first pod is yurthub. kubelet reaches the
 // cluster only through that pod.
@@ -39,7 +39,7 @@ func PodJoinPhase(active *site.Active) run.Phase {
 				}
 				flags := e.Contents(member.KubeadmFlags)
 				if e.Exists(kubeadm.KubeletRestart) || string(withRegistration(flags, labels)) != string(flags) {
-					return run.Todo, nil // the pool in the Site has changed
+					return run.Todo, nil // the Site's nodePool or nodeType has changed
 				}
 				return run.Done, nil
 			}
@@ -164,7 +164,7 @@ func podJoin(ctx context.Context, e *machine.Env, active *site.Active) error {
 const SocketAnnotation = "kubeadm.alpha.kubernetes.io/cri-socket"
 
 // NodeMissing returns the reason why OpenYurt does not accept the Site's Node in the cluster, or
-// nil if it is unknown.
+// nil if no reason is known.
 func NodeMissing(ctx context.Context, e *machine.Env, active *site.Active) error {
 	h, err := hubOf(e, active)
 	if err != nil {
@@ -188,8 +188,8 @@ func AnnotateSocket(ctx context.Context, e *machine.Env, active *site.Active) er
 	return nil
 }
 
-// hubServer returns the server for yurthub.conf, where it stays unchanged: the first one that
-// answers, and whose certificate yurthub can verify.
+// hubServer returns the first server that answers and whose certificate yurthub can verify. yurthub
+// puts this server into yurthub.conf, where it never changes.
 func hubServer(ctx context.Context, e *machine.Env, servers []string, ca []byte) (string, error) {
 	var errs []error
 	for _, s := range servers {
@@ -203,7 +203,7 @@ func hubServer(ctx context.Context, e *machine.Env, servers []string, ca []byte)
 		"their certificates must have the endpoint or their own addresses (certSANs of the API servers)")
 }
 
-// UndoPodJoin removes the files that podJoin and the programs started by it have written.
+// UndoPodJoin removes yurthub's pod, and the files that podJoin, kubeadm and yurthub have written.
 func UndoPodJoin(ctx context.Context, e *machine.Env, socket string) error {
 	ran := e.Exists(openyurt.Manifest)
 	if err := kubeadm.UndoJoin(ctx, e); err != nil {

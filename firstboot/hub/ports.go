@@ -19,13 +19,13 @@ import (
 // yurthub does not authenticate clients and acts with the node's rights. Pods reach its proxy's
 // ports at PodAddress, other nodes at any routable address of the node. The pool's port is for
 // other nodes of the pool. A fourth port serves health and profiles, and accepts tokens. Therefore
-// the kernel accepts packets only from root and from the node's pods.
+// only root and the node's pods may connect, unless the Site allows more.
 //
 // kubelet connects to the proxy as root, without TLS. While yurthub is down, another user's process
 // could listen on these ports, so packets from its sockets are dropped. Answers to a SYN are
 // accepted only from root's sockets: when a listener's queue is full, its SYN cookies belong to no
-// user. Without this rule a connection could be established that way, and send data without a user
-// after its socket is closed.
+// user. Without this rule, such a connection could be established; once its socket is closed, the
+// remaining data belongs to no user either, and would be sent.
 const (
 	PortsUnit      = "edgebake-yurthub-ports.service"
 	PortsTimer     = "edgebake-yurthub-ports.timer"
@@ -41,10 +41,12 @@ const (
 //
 //   - Packets of this node's processes belong to the user who opened the socket. Packets of
 //     pods, forwarded packets and the kernel's resets have no user, and match no skuid rule.
-//   - Destinations are looked up (fib), because they may have been rewritten.
+//   - A route lookup (fib) finds out if the destination is this node, because NAT may have
+//     changed the address.
 //   - A packet counts as a pod's if it arrives on an interface of the kind veth, netkit or
 //     bridge. Network cards have no kind; VLANs, bonds, tunnels and macvlans have others.
-//   - A network card may be a port of a bridge, so the second table checks the port too.
+//   - A network card may be a port of a bridge, so the second table also checks the kind of the
+//     interface in the bridge. There, tun stands for virtual machines.
 func PortRules(p Ports) []byte {
 	local, pods := openyurt.HealthPort, openyurt.ProxyPort+", "+openyurt.SecurePort
 	all := pods + ", " + local + ", " + openyurt.PoolPort
@@ -96,7 +98,7 @@ table bridge TABLE {
 // Ports contains the settings of the rules for yurthub's ports.
 type Ports struct {
 	Open    bool  // the pool's port is open to other nodes of the pool
-	Clients []int // users of this node, in addition to root
+	Clients []int // IDs of users that may connect, in addition to root
 	pod     bool  // kubelet runs yurthub as a static pod
 }
 
@@ -190,7 +192,7 @@ func portsClosed(ctx context.Context, e *machine.Env) bool {
 	return true
 }
 
-// OpenPorts removes the rules and their units, after yurthub was removed.
+// OpenPorts removes the rules and their units. yurthub must not be running.
 func OpenPorts(ctx context.Context, e *machine.Env) error {
 	if e.Exists(PortsKubelet) {
 		// Remove it first: kubelet must not wait for rules that do not exist.

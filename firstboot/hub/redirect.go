@@ -141,8 +141,8 @@ func RedirectPhase(kubernetes string, labels map[string]string) run.Phase {
 			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error { return redirectToHub(ctx, e, kubernetes, labels) },
-		// Undo only if yurthub does not serve, because kubelet would lose its connection. A yurthub
-		// that serves is kubelet's only connection while the API servers are unreachable.
+		// If yurthub serves, keep the redirection: while the API servers are unreachable, kubelet
+		// can connect to yurthub only.
 		Undo: func(ctx context.Context, e *machine.Env) error {
 			if hubReady(ctx, e) == nil {
 				return nil

@@ -39,7 +39,7 @@ func removeHubFiles(ctx context.Context, e *machine.Env, image ondisk.ImageInfo)
 	if err := e.Unit(ctx, "stop", openyurt.Unit); err != nil {
 		return fmt.Errorf("stopping yurthub: %w", err)
 	}
-	// systemd has loaded these files as parts of units. The units stay if they are in the image.
+	// If systemd has loaded one of these files, it must reload. removeUnit does not always do so.
 	loaded := slices.ContainsFunc([]string{portsTimerFile, portsUnitFile, DropinFile, openyurt.Dropin}, e.Exists)
 	if err := OpenPorts(ctx, e); err != nil {
 		return err
@@ -78,7 +78,7 @@ func removeDummy(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) er
 }
 
 // forgetHub removes yurthub's identity, its cache, and the kubeconfigs in which it is the server.
-// The directory stays, because it may be part of the image.
+// The directory openyurt.Root stays, because it may be part of the image.
 func forgetHub(e *machine.Env) error {
 	for _, p := range ownLeavings {
 		if err := e.RemoveAll(p); err != nil {

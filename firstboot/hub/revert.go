@@ -84,7 +84,7 @@ func (r *reversion) unlabel() run.Phase {
 		},
 		Undo: func(ctx context.Context, e *machine.Env) error {
 			if r.labelsBefore == nil || !member.Redirected(e) {
-				return nil // kubelet is not redirected, so the Node needs no labels
+				return nil // the labels were not read, or kubelet is direct and the Node needs none
 			}
 			return member.PatchLabels(ctx, e, r.node, r.labelsBefore)
 		},
@@ -135,8 +135,8 @@ func (r *reversion) yurthub() run.Phase {
 // ReadyStep is the name of the step that waits until the node is Ready.
 const ReadyStep = "node-ready"
 
-// stillReady waits until the running kubelet has reported the node as Ready. through means that
-// kubelet must connect through yurthub.
+// stillReady waits until the running kubelet has reported the node as Ready. kubelet must connect
+// through yurthub if through is set, and directly to the API server if not.
 func stillReady(name string, through bool) run.Phase {
 	return run.Phase{
 		Name: ReadyStep, Doc: "the cluster sees the node Ready", Timeout: 3 * time.Minute,

@@ -43,7 +43,7 @@ type hub struct {
 	// The method withServers makes Hub.Servers from the following fields.
 	endpoint string   // the endpoint's URL
 	masters  []string // URLs
-	keep     string   // the server in a static pod's identity; "": no identity yet
+	keep     string   // the server in a static pod's yurthub.conf; "" if there is none yet
 }
 
 // closePortDropin loads the rules for yurthub's ports before yurthub starts, or before the kubelet
@@ -95,9 +95,9 @@ func hubIdentityServer(e *machine.Env) string {
 	return c.Server
 }
 
-// withServers returns h with its Servers. withEndpoint means that the certificates of all API
-// servers have the endpoint's name. The server in yurthub.conf stays in the list: without it,
-// yurthub would delete its identity.
+// withServers returns h with its Servers. withEndpoint puts the endpoint first in the list (see
+// endpointInCert). The server in yurthub.conf stays in the list: without it, yurthub would delete
+// its identity.
 func (h hub) withServers(withEndpoint bool) hub {
 	h.Servers = nil
 	if withEndpoint {
@@ -131,7 +131,7 @@ func hubInPlace(e *machine.Env, h hub) bool {
 	return true
 }
 
-// Phase makes yurthub run with its certificates, and waits until it has listed its first objects.
+// Phase makes yurthub run with its certificates, and waits until it is ready.
 func Phase(active *site.Active) run.Phase {
 	return servingPhase(run.Phase{
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
@@ -191,7 +191,7 @@ func servingPhase(p run.Phase) run.Phase {
 	return p
 }
 
-// hubServes reports whether yurthub is ready with its last configuration, and the rules for its
+// hubServes reports whether yurthub is ready with its present configuration, and the rules for its
 // ports are loaded.
 func hubServes(ctx context.Context, e *machine.Env) bool {
 	return !e.Exists(hubRestart) && portsClosed(ctx, e) && hubReady(ctx, e) == nil
