@@ -11,7 +11,8 @@
 //   - a link is followed only if nobody but root can have made it, for example /var/run. Below
 //     a directory that another user may write to, no link is followed;
 //   - an existing file is never opened for writing. The contents are written to a new file,
-//     which is then renamed. If others may write there, its name is random;
+//     which is then renamed. If others may write to the directory, the new file has a random
+//     name at first;
 //   - a file that a user put in the way is moved aside. It is neither followed nor an error,
 //     because no user may prevent a machine from applying its settings.
 //
@@ -65,7 +66,8 @@ type walker struct {
 	stack []*place // open directories, beginning with Root; their names are unused
 	todo  []string
 	links int
-	// make creates missing directories, and moves aside files that are in the way.
+	// make creates missing directories. Where other users may write, it also moves aside files that
+	// are in the way.
 	make bool
 }
 
@@ -127,7 +129,7 @@ func (r Root) walk(p string, mk, last bool) (*place, error) {
 			return nil, &fs.PathError{Op: "open", Path: p, Err: err}
 		}
 	}
-	return nil, &fs.PathError{Op: "open", Path: p, Err: unix.EISDIR} // p ends at a link to a directory
+	return nil, &fs.PathError{Op: "open", Path: p, Err: unix.EISDIR} // p is a link to "/", or to a path that ends with ".."
 }
 
 func elements(p string) []string {
@@ -155,7 +157,7 @@ func (w *walker) judge(d *place) error {
 
 // step enters a directory, or follows a link.
 func (w *walker) step(name string) error {
-	if name == ".." { // from a link: path.Clean has removed those in p
+	if name == ".." { // from a link: path.Clean has removed every ".." in p
 		if len(w.stack) > 1 {
 			w.pop()
 		}

@@ -149,8 +149,8 @@ func random() string {
 	return hex.EncodeToString(b)
 }
 
-// sweep removes temporary files left by a power cut. Where others may write, their names are
-// random, so it removes all that match among the first 10000 files.
+// sweep removes temporary files left by a power cut. Where others may write, temporary names are
+// random, so sweep removes every file with such a name among the first 10000.
 func (p *place) sweep(tmp string) error {
 	names := []string{tmp}
 	if p.theirs {
@@ -263,7 +263,8 @@ func (p *place) foreign(d *os.File, o Owner) (bool, error) {
 	return os.Geteuid() == 0 && int(st.Uid) != o.UID, nil
 }
 
-// newDir makes a directory that always has its owner and permissions, even after a power cut.
+// newDir makes a directory. The directory gets its name after its owner and permissions, so a power
+// cut never leaves it without them.
 func (p *place) newDir(o Owner) error {
 	tmp := p.temporary()
 	if err := p.sweep(tmp); err != nil {
@@ -277,8 +278,8 @@ func (p *place) newDir(o Owner) error {
 		err = errors.Join(own(d, o), d.Close())
 	}
 	if err == nil {
-		// If another user has made a directory of this name meanwhile, this succeeds only if that
-		// directory is empty.
+		// If another user has made a directory of this name meanwhile, renaming succeeds only if
+		// that directory is empty.
 		err = unix.Renameat(p.fd(), tmp, p.fd(), p.name)
 	}
 	if err != nil {
@@ -323,7 +324,7 @@ func gone(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, ErrLink)
 }
 
-// RemoveAll removes p and everything below it. Links are removed, never followed.
+// RemoveAll removes p and everything below it. Links at p or below it are removed, not followed.
 func (r Root) RemoveAll(p string) error {
 	at, err := r.at(p, false)
 	if gone(err) {

@@ -14,7 +14,7 @@ import (
 const Active = "/sys/class/tty/console/active"
 
 // Say writes a line to every console listed in the file active. dev is the directory of the
-// consoles' devices. It never blocks, because a console may have no reader.
+// consoles' devices. Say never waits for a console, which may have no reader.
 func Say(active, dev, line string) {
 	names, err := os.ReadFile(active)
 	if err != nil {

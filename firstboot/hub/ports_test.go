@@ -171,8 +171,8 @@ nft -f "$RULES"
 all
 `
 
-// TestPortsAsServer listens on yurthub's ports. TestPortRules
-// starts it; otherwise it is skipped.
+// TestPortsAsServer listens on yurthub's ports and kubelet's. It is skipped unless TestPortRules
+// starts it.
 func TestPortsAsServer(t *testing.T) {
 	if os.Getenv("RULES") == "" {
 		t.Skip("SKIPPED: it is the other end of TestPortRules")
@@ -202,7 +202,7 @@ func TestPortsAsServer(t *testing.T) {
 	time.Sleep(10 * time.Minute) // until it is killed
 }
 
-// as changes to the user whose ID is in an environment variable; if it is not set, to root.
+// as changes to the user whose ID is in an environment variable, or to root if it is not set.
 func as(t *testing.T, variable string) {
 	uid, _ := strconv.Atoi(os.Getenv(variable))
 	if err := syscall.Setresuid(-1, uid, -1); err != nil {
@@ -210,7 +210,7 @@ func as(t *testing.T, variable string) {
 	}
 }
 
-// TestPortsAsClient connects to these ports as one of TestPortRules' clients.
+// TestPortsAsClient connects to the ports of TestPortsAsServer as one of TestPortRules' clients.
 func TestPortsAsClient(t *testing.T) {
 	who, subnet := os.Getenv("WHO"), os.Getenv("SUBNET")
 	if who == "" {
