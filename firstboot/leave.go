@@ -34,7 +34,7 @@ import (
 func clusterPhase(active *site.Active) run.Phase {
 	var found clusterState // set by Check
 	return run.Phase{
-		Name: "cluster", Doc: "this machine is in no other cluster than the Site's", Timeout: 2 * time.Minute,
+		Name: "cluster", Doc: "this machine is in the Site's cluster, or in none", Timeout: 2 * time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (v run.Verdict, err error) {
 			v, found, err = checkCluster(ctx, e, active.Site)
 			return v, err
@@ -136,7 +136,7 @@ func forgetJoinedCluster(ctx context.Context, e *machine.Env, active *site.Activ
 	if _, err := join.FindCluster(ctx, e, d); err != nil {
 		return err
 	}
-	e.Console("this node's certificate is expired or not valid yet, so the node cannot check whether the cluster is still the same; the cluster accepts the Site's token: joining it again")
+	e.Console("this node's certificate has expired or is not valid yet, so it cannot identify the cluster. The cluster accepts the Site's token: joining it again")
 	if err := e.Remove(member.JoinedCluster); err != nil {
 		return fmt.Errorf("removing the record of the old cluster: %w", err)
 	}
@@ -144,7 +144,7 @@ func forgetJoinedCluster(ctx context.Context, e *machine.Env, active *site.Activ
 }
 
 // errUnclear means that no API server showed whether it belongs to this machine's cluster.
-var errUnclear = errors.New("no API server answers")
+var errUnclear = errors.New("no API server has shown its cluster")
 
 // sameCluster reports whether a member belongs to the Site's cluster. It compares the Site's pins,
 // which works offline. If the Site has none, it compares the API servers' certificates.

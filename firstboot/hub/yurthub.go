@@ -334,7 +334,7 @@ func hubReady(ctx context.Context, e *machine.Env) error {
 		return fmt.Errorf("it does not answer: %w", err)
 	}
 	if code != http.StatusOK {
-		return fmt.Errorf("it answers: %s", body)
+		return fmt.Errorf("%s answers %d: %s", openyurt.ReadyPath, code, body)
 	}
 	return nil
 }

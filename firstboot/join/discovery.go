@@ -215,11 +215,11 @@ func JudgeDiscovery(ctx context.Context, e *machine.Env, masters []string, err e
 		return run.Advise(fmt.Errorf("%w (this machine's clock says %s)", err, e.Now().UTC().Format(time.RFC3339)),
 			"if the clock is wrong, name a reachable time server in the Site (network.ntp); if it is right, renew the API servers' certificates")
 	case errors.Is(err, kubeapi.ErrUnsigned):
-		return run.Advise(err, "the controller manager's bootstrapsigner signs it within seconds; the token must be allowed to sign (usage \"signing\")")
+		return run.Advise(err, "the bootstrapsigner in the controller manager signs cluster-info within seconds; if this persists, make a token with the usage \"signing\"")
 	case errors.Is(err, kubeapi.ErrAnonymous):
 		// --anonymous-auth=false, or an AuthenticationConfiguration that allows
 		// anonymous requests to the health paths only.
-		return run.Advise(err, "add the cluster's CA, /etc/kubernetes/pki/ca.crt of a control-plane node, to the Site (caFile when stamping, or caCert in site.yaml): then no anonymous request is needed; or allow anonymous requests of /api/v1/namespaces/kube-public/configmaps/cluster-info in the API servers' AuthenticationConfiguration")
+		return run.Advise(err, "add the cluster's CA (/etc/kubernetes/pki/ca.crt on a control-plane node) to the Site, with caFile when stamping or as caCert in site.yaml; or allow anonymous requests for /api/v1/namespaces/kube-public/configmaps/cluster-info in the API servers' AuthenticationConfiguration")
 	case errors.Is(err, kubeapi.ErrNoClusterInfo):
 		return run.Advise(err, "publish it on a control-plane node: kubeadm init phase bootstrap-token")
 	}

@@ -70,7 +70,7 @@ func ipvscarePhase(site *configs.Site) run.Phase {
 			if err != nil {
 				return err
 			}
-			e.Waiting("ipvscare to serve")
+			e.Waiting("ipvscare to serve the endpoint")
 			if err := StartIPVSCare(ctx, e, site, wrote); err != nil {
 				return err
 			}

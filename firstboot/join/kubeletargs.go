@@ -95,7 +95,7 @@ func twoAddresses(ctx context.Context, e *machine.Env, site *configs.Site, j mem
 	}
 	dual, err := dualStack(ctx, e)
 	if err != nil {
-		e.Log.Info("whether the cluster has both IPv4 and IPv6 is unknown", "error", err)
+		e.Log.Info("cannot find out whether the cluster is dual-stack", "error", err)
 		dual = strings.Contains(j.KubeletExtraArgs["node-ip"], ",") // assume what kubelet's current arguments show
 	}
 	if !dual {
@@ -272,7 +272,7 @@ func kubeletHealthy(ctx context.Context, e *machine.Env) error {
 	}
 	body, code, err := machine.LocalGet(ctx, e, net.JoinHostPort(host, strconv.Itoa(port)), "/healthz")
 	if err == nil && code != 200 {
-		err = fmt.Errorf("it answers: %s", body)
+		err = fmt.Errorf("/healthz answers %d: %s", code, body)
 	}
 	return err
 }

@@ -222,7 +222,7 @@ func unlabelOwn(ctx context.Context, e *machine.Env, name string, labels map[str
 	}
 	flags := e.Contents(member.KubeadmFlags)
 	if _, err := e.Write(member.KubeadmFlags, kubeadm.DropLabels(flags, labels), machine.Mode(0o644)); err != nil {
-		return fmt.Errorf("removing the labels that kubelet registers with: %w", err)
+		return fmt.Errorf("removing labels from kubelet's flag --node-labels: %w", err)
 	}
 	if err := member.PatchLabels(ctx, e, name, gone); err != nil {
 		return err

@@ -39,7 +39,7 @@ func VIPPhase(site *configs.Site) run.Phase {
 			switch {
 			case err != nil:
 				// The node is offline, or the cluster does not let nodes read this.
-				e.Log.Info("whether the VIP is free in the cluster is unknown", "error", err)
+				e.Log.Info("cannot check whether the VIP is free in the cluster", "error", err)
 				return run.Done, nil
 			case service != "" && !e.Exists(member.ReadyMark):
 				return run.Todo, run.NeedsPerson(fmt.Errorf("the VIP %s is the address of the cluster's Service %s, which this node cannot reach", site.VIP, service), fix)
@@ -51,9 +51,9 @@ func VIPPhase(site *configs.Site) run.Phase {
 		Run: func(ctx context.Context, e *machine.Env) error {
 			in, service, err := vipInCluster(ctx, e, site)
 			if err != nil {
-				return fmt.Errorf("asking whether the VIP is free in the cluster: %w", err)
+				return fmt.Errorf("checking whether the VIP is free in the cluster: %w", err)
 			}
-			line := fmt.Sprintf("the VIP %s is in the cluster's service range %s: no Service has it now, but this node could not reach one that gets it; %s", site.VIP, in, fix)
+			line := fmt.Sprintf("the VIP %s is in the cluster's service range %s: no Service has this address yet; this node could not reach a Service that gets it later; %s", site.VIP, in, fix)
 			if service != "" {
 				// Only a note: a user who may create Services must not stop nodes that were Ready.
 				line = fmt.Sprintf("the VIP %s is the address of the cluster's Service %s, which this node cannot reach; %s", site.VIP, service, fix)

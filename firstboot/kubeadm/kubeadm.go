@@ -64,7 +64,7 @@ func Join(ctx context.Context, e *machine.Env, active *site.Active, s configs.Si
 		return fmt.Errorf("writing kubeadm's configuration: %w", err)
 	}
 	if err := e.Symlink(member.BootstrapRun, member.BootstrapConf); err != nil {
-		return fmt.Errorf("keeping the token off the disk: %w", err)
+		return fmt.Errorf("linking %s to %s: %w", member.BootstrapConf, member.BootstrapRun, err)
 	}
 	e.Waiting("kubeadm join")
 	if err := kubeadm(ctx, e, &s, slog.LevelInfo, "join", "--config", member.JoinFile); err != nil {
@@ -163,5 +163,5 @@ var joinFiles = []string{
 
 // OtherName returns the fix for a node name that the cluster already has.
 func OtherName(name string) string {
-	return fmt.Sprintf("if the old machine is gone: kubectl delete node %s; else give this one another nodeName in site.yaml", name)
+	return fmt.Sprintf("if the old machine is gone: kubectl delete node %s; otherwise give this machine another nodeName in site.yaml", name)
 }

@@ -275,7 +275,7 @@ func (d Discovery) unsigned(ctx context.Context, master string, kubeconfig []byt
 		return ErrUnsigned
 	}
 	if len(kubeconfig) > maxKubeconfig {
-		return fmt.Errorf("reading cluster-info: its kubeconfig has %d bytes, at most %d are read", len(kubeconfig), maxKubeconfig)
+		return fmt.Errorf("reading cluster-info: its kubeconfig has %d bytes, more than the limit of %d", len(kubeconfig), maxKubeconfig)
 	}
 	found := caLine.FindSubmatch(kubeconfig)
 	if found == nil {
@@ -567,7 +567,7 @@ func verify(cs tls.ConnectionState, now func() time.Time, master string, ca []by
 	}
 	// Each certificate costs signature checks, which no deadline interrupts.
 	if n := len(cs.PeerCertificates); n > maxChain {
-		return "", fmt.Errorf("verifying the certificate of the API server %s: it sends %d certificates, at most %d are accepted", master, n, maxChain)
+		return "", fmt.Errorf("verifying the certificate of the API server %s: it sends %d certificates, more than the limit of %d", master, n, maxChain)
 	}
 	inter := x509.NewCertPool()
 	for _, c := range cs.PeerCertificates[1:] {

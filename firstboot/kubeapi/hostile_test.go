@@ -24,7 +24,7 @@ func TestAKubeconfigThatIsABurden(t *testing.T) {
 		sig              func(string) map[string]string
 		want             string
 	}{
-		{"large, unsigned", large, unsigned, "at most 131072 are read"},
+		{"large, unsigned", large, unsigned, "more than the limit of 131072"},
 		{"large, badly signed", large, func(p string) map[string]string { return jws(p, "abcdef", "aaaaaaaaaaaaaaaa") }, ErrSignature.Error()},
 		{"no YAML, badly signed", "\x00", func(p string) map[string]string { return jws(p, "abcdef", "aaaaaaaaaaaaaaaa") }, ErrSignature.Error()},
 		{"aliases", bomb.String() + "clusters: [{name: *a9}]\n", signed, "YAML aliases"},

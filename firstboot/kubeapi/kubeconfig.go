@@ -73,7 +73,7 @@ const maxKubeconfig = 128 << 10
 // ParseKubeconfig parses a kubeconfig, which must have a cluster.
 func ParseKubeconfig(data []byte) (*Kubeconfig, error) {
 	if len(data) > maxKubeconfig {
-		return nil, fmt.Errorf("parsing a kubeconfig: it has %d bytes, at most %d are read", len(data), maxKubeconfig)
+		return nil, fmt.Errorf("parsing a kubeconfig: it has %d bytes, more than the limit of %d", len(data), maxKubeconfig)
 	}
 	doc, err := yamltree.Parse(data)
 	if err != nil {

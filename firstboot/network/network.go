@@ -62,7 +62,7 @@ func Phase(site *configs.Site) run.Phase {
 	late := &LateReload{}
 	reached := false // set by Run, so that the next Check does not connect again
 	return run.Phase{
-		Name: "network", Doc: "an address, and an API server that answers", Timeout: Timeout,
+		Name: "network", Doc: "the node has an address, and an API server answers", Timeout: Timeout,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			if TrialCutOff(e) || late.Due(e) {
 				return run.Todo, nil

@@ -79,7 +79,7 @@ func DiskPhase() run.Phase {
 			}
 			if err != nil {
 				e.Log.Warn("DATA did not grow", "error", err)
-				e.Note("DATA does not use all the free space after it: %s. The node continues with the present size", machine.OneLine(err))
+				e.Note("DATA does not use all the free space after it: %s. The node continues with the current size", machine.OneLine(err))
 			}
 			return nil
 		},

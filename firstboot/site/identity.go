@@ -19,7 +19,7 @@ import (
 // read. After an update the ID stays the same, because the initrd copies it from DATA.
 func IdentityPhase() run.Phase {
 	return run.Phase{
-		Name: "identity", Doc: "this machine's own machine ID and file system IDs", Timeout: 2 * time.Minute,
+		Name: "identity", Doc: "the machine ID and the file systems' UUIDs are this machine's own", Timeout: 2 * time.Minute,
 		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
 			// Check this before anything is written to one of the disks.
 			if err := oneDisk(e); err != nil {
@@ -86,7 +86,7 @@ func saveMachineID(e *machine.Env) (string, error) {
 			return "", fmt.Errorf("writing the machine ID: %w", err)
 		}
 		if had != "" {
-			e.Log.Warn("this boot began with another machine ID than this machine's own, which takes effect at the next boot", "had", had, "machine", id)
+			e.Log.Warn("this boot started with another machine ID; the machine's own ID takes effect at the next boot", "had", had, "machine", id)
 		}
 	}
 	return id, nil

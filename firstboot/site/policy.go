@@ -164,7 +164,7 @@ func repair(e *machine.Env, old *configs.Site, f *slotSite, d decision, all *acc
 		// Only pins tie the node to its cluster: without them, an untrusted token would move it to
 		// any cluster that the stick names.
 		if d.Site.CACertHashes = member.Pins(e); len(d.Site.CACertHashes) == 0 {
-			return nil, fmt.Errorf("it contains a token, and it is unknown which cluster this machine belongs to (unsafeSkipCAVerification, and no record of its CA)")
+			return nil, fmt.Errorf("it contains a token, but this machine has neither CA pins nor a record of its cluster's CA, so the token could move it to another cluster")
 		}
 		d.Site.UnsafeSkipCAVerification = false
 	}
