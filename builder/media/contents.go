@@ -372,6 +372,11 @@ func ReadFiles(name string) (*Listing, error) {
 // maxText is the maximum size of Listed.Text in bytes.
 const maxText = 64 << 10
 
+// maxExpansion limits the bytes of a partition's files, as a multiple of the partition's size. Sparse
+// files and hard links have more bytes than the disk, but a hostile image could claim so many that
+// reading them takes hours.
+const maxExpansion = 8
+
 func (m *Image) listTree(label string, out map[string]Listed) error {
 	p, err := m.partition(label)
 	if err != nil {
@@ -385,7 +390,13 @@ func (m *Image) listTree(label string, out map[string]Listed) error {
 	if label == ondisk.LabelData {
 		prefix = "/var"
 	}
+	var total int64
 	return r.Walk(func(n tree.Node) error {
+		if n.IsRegular() {
+			if total += n.Data.Size; n.Data.Size > maxExpansion*p.Size || total > maxExpansion*p.Size {
+				return fmt.Errorf("%s: the files up to here have more than %d times as many bytes as the partition, so the image is damaged or hostile", n.Path, maxExpansion)
+			}
+		}
 		h := sha256.New()
 		fmt.Fprintf(h, "%o %d %d %d %d %q %q\n", n.Mode, n.UID, n.GID, n.Major, n.Minor, n.Target, n.Xattrs) // Printf prints maps in the order of their keys
 		f := Listed{Size: n.Data.Size}
