@@ -230,7 +230,7 @@ func (t Target) originalOwner(p string, old manifest) (beneath.Owner, bool, erro
 	return meta, ok, nil
 }
 
-// presentOwner returns the present owner and mode of p; ok is false for a link.
+// presentOwner returns the current owner and mode of p; ok is false for a link.
 func (t Target) presentOwner(p string) (beneath.Owner, bool) {
 	st, err := t.root().Lstat(p)
 	if err != nil || st.Mode()&fs.ModeSymlink != 0 {

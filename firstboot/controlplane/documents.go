@@ -59,7 +59,7 @@ type uploadState struct {
 	documents string // hash as of DocumentsOf; "": unknown
 	untouched bool   // nobody else has changed them, or an upload was interrupted
 	cutOff    bool   // an upload was interrupted
-	contents  string // hash of the present ConfigMaps
+	contents  string // hash of the current ConfigMaps
 }
 
 func readUploaded(ctx context.Context, c *kubeapi.Client) (uploadState, error) {

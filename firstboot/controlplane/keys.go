@@ -57,7 +57,7 @@ const (
 )
 
 // PKIFilesFor is like pkiFiles, but keeps a CA on the disk that is newer than the Site's. If the
-// clock is synchronized, it also keeps the present CA while the Site's is not valid yet.
+// clock is synchronized, it also keeps the current CA while the Site's is not valid yet.
 func PKIFilesFor(ctx context.Context, e *machine.Env, k *configs.ClusterKeys) ([]pkiFile, error) {
 	files, err := pkiFiles(k)
 	for i, f := range files {

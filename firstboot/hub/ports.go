@@ -172,7 +172,7 @@ func closePorts(ctx context.Context, e *machine.Env, p Ports) error {
 }
 
 // ClosePodPorts closes the ports of yurthub before kubelet runs it as a static pod: the pod's
-// manifest is on DATA, but a new root has no rules yet.
+// manifest is on DATA, but an updated root file system has no rules yet.
 func ClosePodPorts(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	if !e.Exists(openyurt.Manifest) {
 		return nil

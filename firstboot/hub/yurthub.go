@@ -26,7 +26,7 @@ import (
 // Files that first boot writes on an OpenYurt node, in addition to OpenYurt's own.
 const (
 	EnvFile = ondisk.YurthubEnv
-	// hubKept is a copy of EnvFile on DATA, in case a new root boots while the API servers are
+	// hubKept is a copy of EnvFile on DATA, in case an updated system boots while the API servers are
 	// unreachable.
 	hubKept    = ondisk.StateDir + "/yurthub.env"
 	NFTFile    = ondisk.EtcDir + "/yurthub.nft"

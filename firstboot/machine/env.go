@@ -92,7 +92,7 @@ type Files struct {
 
 // UnitStart is the time at which a unit was started. The clock may have been set since.
 type UnitStart struct {
-	Now  time.Time // by the present clock
+	Now  time.Time // by the clock as it is set now
 	Then time.Time // by the clock at that time
 }
 

@@ -29,7 +29,7 @@ const (
 // CA.
 type Proven struct {
 	Masters []string `json:"masters"`
-	// CA contains the pins of that CA. If the present cluster's CA has none of them, the list
+	// CA contains the pins of that CA. If the current cluster's CA has none of them, the list
 	// is ignored.
 	CA []string `json:"ca"`
 	// Learned lists the API servers that ipvscare had learned in addition to Masters before the

@@ -78,7 +78,7 @@ func (k KubeletFiles) Write(e *machine.Env) error {
 	return nil
 }
 
-// SaveKubelet records the present kubelet's minor version for the system that boots next.
+// SaveKubelet records the current kubelet's minor version for the system that boots next.
 func SaveKubelet(e *machine.Env, minor int) error {
 	if ReadKubeletFiles(e).Minor == 0 {
 		return KubeletFiles{Minor: minor, ConfigMinor: minor}.Write(e)
@@ -124,7 +124,7 @@ func restorable(e *machine.Env, path string) bool {
 	return k.Minor != k.ConfigMinor && k.Former != nil && k.Former.Files[path] != nil
 }
 
-// readFormerKubelet reads the present files in /var/lib/kubelet, which belong to k.
+// readFormerKubelet reads the current files in /var/lib/kubelet, which belong to k.
 func readFormerKubelet(e *machine.Env, k KubeletFiles) (*FormerKubelet, error) {
 	f := &FormerKubelet{Minor: k.Minor, ConfigMinor: k.ConfigMinor, Files: map[string][]byte{}}
 	for _, p := range keptKubeletFiles {

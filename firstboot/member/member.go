@@ -40,7 +40,7 @@ func ReadRecord(e *machine.Env) (r Record, ok bool) {
 	return r, true
 }
 
-// RecordToSave returns the record that must be written, or nil if the present one is correct.
+// RecordToSave returns the record that must be written, or nil if the current one is correct.
 func RecordToSave(e *machine.Env) *Record {
 	have, ok := ReadRecord(e)
 	want := Record{Version: RecordVersion, Node: NodeName(e), CA: EnrolledPins(e)}

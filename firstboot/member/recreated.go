@@ -53,7 +53,7 @@ func ClusterNow(ctx context.Context, e *machine.Env, n *kubeapi.Node) (*ondisk.I
 	return &ondisk.IPVSJoined{ClusterInfo: uid, Node: n.Metadata.Name, NodeUID: n.Metadata.UID, ServiceUID: service}, nil
 }
 
-// ClusterToSave returns the record that must replace the present one, or nil. It accepts new UIDs
+// ClusterToSave returns the record that must replace the current one, or nil. It accepts new UIDs
 // only from an API server that also shows a recorded one: cluster-info or the Node may have been
 // recreated. If a server shows no recorded UID, the error is ErrOtherCluster.
 func ClusterToSave(ctx context.Context, e *machine.Env, site *configs.Site, n *kubeapi.Node) (*ondisk.IPVSJoined, error) {

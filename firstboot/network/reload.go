@@ -42,7 +42,7 @@ func WPAVerb(e *machine.Env, unit string) string {
 	return "stop"
 }
 
-// unloadedNetwork exists if networkd has not loaded the present network settings. A boot loads them
+// unloadedNetwork exists if networkd has not loaded the current network settings. A boot loads them
 // and removes the mark.
 const unloadedNetwork = ondisk.RunMark + "unloaded-network"
 

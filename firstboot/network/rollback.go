@@ -146,7 +146,7 @@ func IsNew(e *machine.Env) bool {
 	return !ok || digestOf(now) != digestOf(good)
 }
 
-// SaveGood records the present settings as good.
+// SaveGood records the current settings as good.
 func SaveGood(e *machine.Env) error {
 	now, err := Files(e)
 	if err != nil {
@@ -288,7 +288,7 @@ func takeBack(ctx context.Context, e *machine.Env) error {
 	if !ok {
 		return nil
 	}
-	former, _ := goodFiles(e) // without any, setNetwork compares with the present settings
+	former, _ := goodFiles(e) // without any, setNetwork compares with the current settings
 	// The attempt may have timed out, but the settings must be put back.
 	if err := setNetwork(context.WithoutCancel(ctx), e, former, t.New); err != nil {
 		return err

@@ -171,7 +171,7 @@ func startHeldKubelet(ctx context.Context, e *machine.Env, site *configs.Site, b
 	return nil
 }
 
-// kubeletHeld reports whether the kubelet of an enrolled node is inactive. On a new root, its unit
+// kubeletHeld reports whether the kubelet of an enrolled node is inactive. After an update, its unit
 // waits for the Site's settings.
 func kubeletHeld(ctx context.Context, e *machine.Env) (bool, error) {
 	if !member.EnrolledOrEarly(e) {

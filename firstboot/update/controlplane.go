@@ -20,7 +20,7 @@ import (
 func (s *system) controlPlane() bool { return s.active != nil && s.active.Site.ControlPlane != nil }
 
 // checkControlPlane returns all reasons why a control-plane node cannot run the image, or could not
-// return from it to the present image.
+// return from it to the current image.
 func (s *system) checkControlPlane(next ondisk.ImageInfo) error {
 	if !s.controlPlane() {
 		return nil
