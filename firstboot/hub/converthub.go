@@ -196,7 +196,7 @@ func usableServers(ctx context.Context, e *machine.Env, servers []string, ca []b
 			errs = append(errs, err)
 		}
 		if errors.Is(err, kubeapi.ErrServerName) {
-			e.Log.Warn("yurthub does not get this server: its certificate does not have its address", "server", s, "error", err)
+			e.Log.Warn("skipping this server for yurthub: its certificate lacks the host name of the URL", "server", s, "error", err)
 			continue
 		}
 		if !slices.Contains(out, s) {
