@@ -279,7 +279,7 @@ func TestYurthubsEndpointIsLookedAtAgain(t *testing.T) {
 	w.PowerOn()
 	w.MustBoot()
 	if slices.Contains(w.EffectNames, "restart "+openyurt.Unit) {
-		t.Error("yurthub was restarted while that master still does not answer")
+		t.Error("yurthub was restarted although the third API server has not answered")
 	}
 	w.Cluster.Down[third] = false
 	w.namedAs(third, "kubernetes")
@@ -295,9 +295,9 @@ func TestYurthubsEndpointIsLookedAtAgain(t *testing.T) {
 	}
 }
 
-// TestFormerMastersAreAWay checks that the former API servers stay in use if there is no route to
+// TestRouteToFormerMasters checks that the former API servers stay in use if there is no route to
 // the corrected list. Offline, a route to the former API servers is sufficient for a healthy boot.
-func TestFormerMastersAreAWay(t *testing.T) {
+func TestRouteToFormerMasters(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	w.MustBoot()
@@ -484,7 +484,7 @@ func TestWhatIsLearnedCounts(t *testing.T) {
 	}
 	w.learn(siteMasters[:2]...)
 	if got := learned(learns); got != nil {
-		t.Errorf("learned beside another list: %q", got)
+		t.Errorf("learned from another list of API servers: %q", got)
 	}
 	for _, doc := range []string{"", "{", `{"version":2}`, `{"version":1,"servers":[{"vip":"10.103.97.2:6443","configured":["192.0.2.11:6443","192.0.2.12:6443","192.0.2.13:6443"],"masters":["x","[2001:db8::1]:6443"]}]}`} {
 		w.Put(ondisk.IPVSLearned, doc)

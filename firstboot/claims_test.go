@@ -99,7 +99,7 @@ func TestTwoMachinesClaimOneSite(t *testing.T) {
 			t.Errorf("%s:\n%s", name, strings.Join(other.Console, "\n"))
 		}
 		if bytes.Contains(other.Slots[worldtest.SlotDevice].Written(), []byte(worldtest.TestToken)) || other.Joins != 0 {
-			t.Errorf("%s: it has taken the Site", name)
+			t.Errorf("%s: the second machine used the Site", name)
 		}
 		// Without the claim, this machine may use the Site.
 		other.claimable(4096, bySerial)

@@ -88,7 +88,7 @@ func TestStrangersMoveNoClock(t *testing.T) {
 				t.Errorf("%v: the clock shows %s", err, w.Now)
 			}
 			if name == "no pin" && !w.ConsoleHas("correct the wrong clock") {
-				t.Errorf("the console has no message about it\n%s", strings.Join(w.Console, "\n"))
+				t.Errorf("the console does not advise correcting the clock\n%s", strings.Join(w.Console, "\n"))
 			}
 		})
 	}

@@ -514,7 +514,7 @@ func TestConvertLeavesOpenYurtNodesAlone(t *testing.T) {
 	w := bySite(t)
 	now := w.Cluster.Nodes["edge-sn0042"].Metadata.Labels
 	if _, err := w.convert(hub.ConvertOptions{NodePool: now[openyurt.LabelNodePool]}); !errors.Is(err, run.ErrAlready) {
-		t.Errorf("what its Site made it: %v", err)
+		t.Errorf("converting a node to what its Site makes it already: %v", err)
 	}
 }
 

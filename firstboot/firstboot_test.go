@@ -23,7 +23,7 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-var rewrite = flag.Bool("update", false, "write the golden files anew")
+var rewrite = flag.Bool("update", false, "rewrite the golden files")
 
 // tree returns the contents of every file on the disk, without the parts that differ between runs.
 func (w *world) tree() map[string]string {
@@ -285,16 +285,16 @@ func TestHubSaysWhatTheClusterLacks(t *testing.T) {
 			s := w.State()
 			i := slices.IndexFunc(s.Phases, func(p ondisk.PhaseState) bool { return p.Name == "yurthub" })
 			if p := s.Phases[i]; !strings.Contains(p.Error, tc.words) || !strings.Contains(p.Fix, tc.fix) {
-				t.Errorf("error: %s\ncure: %s", p.Error, p.Fix)
+				t.Errorf("error: %s\nfix: %s", p.Error, p.Fix)
 			}
 			if s.Result != ondisk.ResultWaiting {
-				t.Errorf("result %s: the cluster can be healed while we wait", s.Result)
+				t.Errorf("result %s, want waiting: someone may add what the cluster lacks", s.Result)
 			}
 			w.Cluster.Mu.Lock()
 			w.Cluster.HubServerCSR, w.Cluster.NoRBAC, w.Cluster.ConversionFails, w.Cluster.NodePoolVersion = "Approved", false, false, "v1beta2"
 			w.Cluster.Mu.Unlock()
 			if err := w.Boot(); err != nil {
-				t.Errorf("healed: %v", err)
+				t.Errorf("after the missing objects were added: %v", err)
 			}
 		})
 	}
@@ -316,7 +316,7 @@ func TestStaticPodAsksForItsOwnVersion(t *testing.T) {
 	w.Cluster.NodePoolVersion = "v1beta1"
 	w.Cluster.Mu.Unlock()
 	if err := w.Boot(); err != nil {
-		t.Errorf("healed: %v", err)
+		t.Errorf("after the missing objects were added: %v", err)
 	}
 }
 

@@ -98,7 +98,7 @@ func TestPowerCutInAnInventory(t *testing.T) {
 	from := slices.Index(whole.EffectNames, "write slot "+worldtest.SlotDevice)
 	to := slices.Index(whole.EffectNames, "hostname berlin")
 	if from < 0 || to < from {
-		t.Fatal(whole.EffectNames)
+		t.Fatalf("the expected effects are missing: %q", whole.EffectNames)
 	}
 	for n := from; n <= to+1; n++ {
 		cut := w.Clone(t)

@@ -218,7 +218,7 @@ func TestRemovedSettings(t *testing.T) {
 			t.Errorf("%s: %v", tt.path, err)
 		}
 		if !slices.Contains(w.EffectNames, tt.told) {
-			t.Errorf("%s was removed; its program was not told: %q", tt.path, w.EffectNames)
+			t.Errorf("%s was removed without the effect %q: %q", tt.path, tt.told, w.EffectNames)
 		}
 		stays := strings.Contains(w.Log.String(), "stays in effect until the next boot")
 		if stays != strings.Contains(tt.path, "sysctl") {

@@ -95,7 +95,7 @@ func TestChecksOnlyLook(t *testing.T) {
 						v, err := p.Check(ctx, e)
 						for _, n := range w.EffectNames[before:] {
 							if !strings.HasPrefix(n, "run nft list ") {
-								t.Errorf("looking whether %s is done: %s", p.Name, n)
+								t.Errorf("the Check of %s had the effect %q", p.Name, n)
 							}
 						}
 						looked++
@@ -118,7 +118,7 @@ func TestChecksOnlyLook(t *testing.T) {
 				w.PowerOn()
 			}
 			if looked < 20 {
-				t.Errorf("only %d looks", looked)
+				t.Errorf("only %d Checks ran", looked)
 			}
 		})
 	}

@@ -96,9 +96,9 @@ func TestSecretsOfTheActiveSite(t *testing.T) {
 	}
 }
 
-// TestSlotIsReadOncePerPass checks that a pass over a finished node reads the slot at most four
+// TestSlotReads checks that a pass over a finished node reads the slot at most four
 // times.
-func TestSlotIsReadOncePerPass(t *testing.T) {
+func TestSlotReads(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)
 	if err := w.Boot(); err != nil {
@@ -135,7 +135,7 @@ func TestBrokenCorrectionKeepsTheFormerSite(t *testing.T) {
 		t.Error("a file that a person wrote was overwritten")
 	}
 	if !w.ConsoleHas("the Site in the slot is rejected, and the previous Site stays in use: the Site has problems") {
-		t.Error("the console has no message about it")
+		t.Error("the console does not report that the Site was rejected")
 	}
 }
 

@@ -40,7 +40,7 @@ func TestAStrangerAndALostIdentity(t *testing.T) {
 				t.Errorf("the keys of the unsigned stick are in place:\n%s", w.SlotSite(worldtest.SlotDevice))
 			}
 			if w.Joins != 2 {
-				t.Errorf("%d joins: the stick's token did not repair it", w.Joins)
+				t.Errorf("kubeadm joined %d times, want 2: the stick's token was not used", w.Joins)
 			}
 		})
 	}

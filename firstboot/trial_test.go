@@ -102,13 +102,13 @@ func TestTrialWithoutAPIServer(t *testing.T) {
 			t.Fatalf("%s: done", c.name)
 		}
 		if held, healthy := w.Has(ondisk.HeldFile), w.Has(ondisk.HealthyFile); held != c.held || healthy != c.healthy {
-			t.Errorf("%s: held: %v, kept: %v\n%s", c.name, held, healthy, w.Log.String())
+			t.Errorf("%s: held: %v, marked as healthy: %v\n%s", c.name, held, healthy, w.Log.String())
 		}
 		w.Offline, w.CrashLoop = false, false
 		w.Units[ondisk.UnitKubelet] = "active"
 		w.MustBoot()
 		if held, healthy := w.Has(ondisk.HeldFile), w.Has(ondisk.HealthyFile); held || healthy != c.healthyNext {
-			t.Errorf("%s, then online: held: %v, kept: %v", c.name, held, healthy)
+			t.Errorf("%s, then online: held: %v, marked as healthy: %v", c.name, held, healthy)
 		}
 	}
 }
@@ -128,7 +128,7 @@ func TestTrialThatFailsIsNotHeld(t *testing.T) {
 		t.Fatal("done")
 	}
 	if w.Has(ondisk.HeldFile) || w.Has(ondisk.HealthyFile) {
-		t.Errorf("held: %v, kept: %v", w.Has(ondisk.HeldFile), w.Has(ondisk.HealthyFile))
+		t.Errorf("held: %v, marked as healthy: %v", w.Has(ondisk.HeldFile), w.Has(ondisk.HealthyFile))
 	}
 }
 

@@ -271,7 +271,7 @@ func TestCorrected(t *testing.T) {
 		}
 	}
 	if strings.Contains(got["etc/group"], "sudo:x:27:alice") || !strings.Contains(got["etc/shadow"], "alice:*:") {
-		t.Errorf("alice keeps what she had:\n%s\n%s", got["etc/group"], got["etc/shadow"])
+		t.Errorf("alice still has the former config's group or password:\n%s\n%s", got["etc/group"], got["etc/shadow"])
 	}
 	if s.enabled["hello.service"] {
 		t.Error("hello.service is still enabled")
@@ -313,7 +313,7 @@ func TestActivation(t *testing.T) {
 	}
 	for _, p := range []string{file, other, "/etc/systemd/system/site.service"} {
 		if !slices.Contains(told[0].Paths, p) {
-			t.Errorf("no program was told about the change of %s: %v", p, told[0])
+			t.Errorf("Activate did not get the change of %s: %v", p, told[0])
 		}
 	}
 	if us := told[0].Units; len(us) != 1 || !us[0].Changed {

@@ -194,7 +194,7 @@ func (t Target) inherit(w *entry, old manifest) error {
 	}
 	before, ok, err := t.originalOwner(w.Path, old)
 	if w.fromUser && !ok && !old.Unfinished {
-		before, ok = t.presentOwner(w.Path) // a home that a config made: keep the owner and mode that its user may have set
+		before, ok = t.currentOwner(w.Path) // a home that a config made: keep the owner and mode that its user may have set
 	}
 	if err != nil || !ok || before.Mode.IsDir() != (w.Kind == kindDir) {
 		return err
@@ -226,12 +226,12 @@ func (t Target) originalOwner(p string, old manifest) (beneath.Owner, bool, erro
 			return beneath.Owner{Mode: fs.FileMode(k.Mode), UID: k.UID, GID: k.GID}, true, nil
 		}
 	}
-	meta, ok := t.presentOwner(p)
+	meta, ok := t.currentOwner(p)
 	return meta, ok, nil
 }
 
-// presentOwner returns the current owner and mode of p; ok is false for a link.
-func (t Target) presentOwner(p string) (beneath.Owner, bool) {
+// currentOwner returns the owner and mode that p has now; ok is false for a link.
+func (t Target) currentOwner(p string) (beneath.Owner, bool) {
 	st, err := t.root().Lstat(p)
 	if err != nil || st.Mode()&fs.ModeSymlink != 0 {
 		return beneath.Owner{}, false

@@ -12,7 +12,7 @@ import (
 
 func TestMain(m *testing.M) { worldtest.Main(m) }
 
-var rewrite = flag.Bool("update", false, "write the golden files anew")
+var rewrite = flag.Bool("update", false, "rewrite the golden files")
 
 // newWorld returns a machine whose slot has no Site.
 func newWorld(t *testing.T, names ...string) *worldtest.World {

@@ -97,9 +97,9 @@ func TestGetRemote(t *testing.T) {
 	}
 }
 
-// TestRedirectLogin checks that a redirect to another port gets no Authorization, and one to the
+// TestRedirectAuthorization checks that a redirect to another port gets no Authorization, and one to the
 // same server does.
-func TestRedirectLogin(t *testing.T) {
+func TestRedirectAuthorization(t *testing.T) {
 	got := ""
 	other := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { got = r.Header.Get("Authorization") }))
 	defer other.Close()

@@ -42,12 +42,12 @@ func (r *reporters) judge(e *machine.Env, n *kubeapi.Node, trusted bool) error {
 	}
 	if slices.Contains(r.seen[:last], r.seen[last]) {
 		return run.NeedsPerson(fmt.Errorf("two machines run as the Node %s (%s; and %s), and its pods run on both", n.Metadata.Name, r.seen[last-1], r.seen[last]),
-			"switch one of the two off; give it a Site of its own, with another nodeName, before you switch it on again")
+			"switch one of the machines off, and stamp a Site with another nodeName before you switch it on again")
 	}
 	switch own := n.Status.NodeInfo.MachineID == machine.ID(e); {
 	case !own:
 		return run.Advise(fmt.Errorf("the Node %s still shows another machine (%s)", n.Metadata.Name, r.seen[last]),
-			"this machine's kubelet changes that within seconds; otherwise switch the other machine off, or give one of the two a Site with another nodeName")
+			"this machine's kubelet changes that within seconds; otherwise switch the other machine off, or stamp a Site with another nodeName for one of the machines")
 	case trusted && last == 0, e.Now().Sub(r.since) >= reporterStays:
 		return nil
 	}

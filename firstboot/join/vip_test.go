@@ -79,7 +79,7 @@ func TestServiceTakesTheVIPLater(t *testing.T) {
 	w.Cluster.ServiceSubnet, w.Cluster.Services = "10.96.0.0/12", map[string]string{"10.103.97.2": "till"}
 	w.MustBoot()
 	if !w.ConsoleHas("the VIP 10.103.97.2 is the address of the cluster's Service shop/till") {
-		t.Errorf("the console has no message about it:\n%s", strings.Join(w.Console, "\n"))
+		t.Errorf("the console does not report the VIP:\n%s", strings.Join(w.Console, "\n"))
 	}
 	if s := w.State(); s.Result != ondisk.ResultDone {
 		t.Errorf("result %s", s.Result)

@@ -216,7 +216,7 @@ func WaitForNTP(ctx context.Context, e *machine.Env, patience time.Duration) boo
 		return synced || e.Now().After(end) || tries > int(patience/(2*time.Second)), nil
 	})
 	if err != nil || !synced {
-		e.Log.Warn("no time server answers; continuing with the present clock", "clock", e.Now().UTC())
+		e.Log.Warn("no time server answers; continuing without one", "clock", e.Now().UTC())
 		return false
 	}
 	e.Log.Info("the clock follows a time server", "clock", e.Now().UTC())

@@ -82,7 +82,7 @@ func TestStopSpread(t *testing.T) {
 	}
 	for i, n := range tenths {
 		if n < fleet/20 || n > fleet*3/20 {
-			t.Errorf("%d of %d come back in tenth %d of the spread: %v", n, fleet, i+1, tenths)
+			t.Errorf("%d of %d machines retry in tenth %d of the spread: %v", n, fleet, i+1, tenths)
 		}
 	}
 }

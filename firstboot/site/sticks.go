@@ -204,7 +204,7 @@ func (s *stick) judge(e *machine.Env, have *Active) (isNew bool, why string) {
 		// it may use the token on the stick.
 		return same && !token.IsZero() && have.Site.Credentials.Token.IsZero() && member.Enrolled(e) != nil, ""
 	case s.signed == 0 && have != nil && stampedBefore(s.active, have):
-		return false, fmt.Sprintf("it was stamped on %s, the Site in the slot on %s: stamp the stick again to use it anyway",
+		return false, fmt.Sprintf("it was stamped on %s, but the Site in the slot on %s: stamp the stick again to use it anyway",
 			Date(s.active.Stamped), Date(have.Stamped))
 	}
 	return true, ""

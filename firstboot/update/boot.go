@@ -226,13 +226,13 @@ func sumOf(e *machine.Env, p string) ([]byte, error) {
 // of guids (the image's partition GUIDs) with their values (the disk's).
 func makeEntry(text string, guids map[string]string, version int) (string, error) {
 	if field(text, "sort-key") != ondisk.ESPSortKey || field(text, "version") != strconv.Itoa(ondisk.ESPFirstVersion) {
-		return "", errors.New("the image's boot entry is not as edgebake writes it: build it again")
+		return "", errors.New("the image's boot entry has an unexpected sort-key or version: build the image again")
 	}
 	text = strings.Replace(text, fmt.Sprintf("version %d\n", ondisk.ESPFirstVersion), fmt.Sprintf("version %d\n", version), 1)
 	var pairs []string
 	for from, to := range guids {
 		if from == "" || to == "" || !strings.Contains(text, from) {
-			return "", errors.New("the image's boot entry does not name its partitions: build it again")
+			return "", errors.New("the image's boot entry does not name its partitions: build the image again")
 		}
 		pairs = append(pairs, from, to)
 	}

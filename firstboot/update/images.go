@@ -98,7 +98,7 @@ func roomOnDATA(e *machine.Env, need int64) error {
 		return fmt.Errorf("reading the free space on DATA: %w", err)
 	}
 	if keep := size / 100 * reserve; free-need < keep {
-		return fmt.Errorf("they need %s on DATA, but of the %s that are free, %s must stay free, or kubelet evicts pods: free space (`crictl rmi --prune`), or leave them out of the image", bytesize.MiB(need), bytesize.MiB(free), bytesize.MiB(keep))
+		return fmt.Errorf("they need %s on DATA, which has %s free and must keep %s free for kubelet: free space with `crictl rmi --prune`", bytesize.MiB(need), bytesize.MiB(free), bytesize.MiB(keep))
 	}
 	return nil
 }

@@ -225,7 +225,7 @@ func (l *login) answer(ctx context.Context, send *requester, resp *http.Response
 func (l *login) token(ctx context.Context, send *requester, params map[string]string) error {
 	realm, err := url.Parse(params["realm"])
 	if err != nil || realm.Scheme != "https" && (l.secure || realm.Scheme != "http") {
-		return errors.New("the registry names no login server (realm) that is used over https")
+		return errors.New("the registry's challenge has no usable realm (URL of its login server): it must be https, unless the registry itself uses http")
 	}
 	q := realm.Query()
 	if params["service"] != "" {

@@ -243,7 +243,7 @@ func TestRegistryRejected(t *testing.T) {
 		"endless": {want: "more than 262144 bytes", front: func(w http.ResponseWriter, _ *http.Request, _ http.Handler) {
 			w.Write(bytes.Repeat([]byte(" "), 1<<20))
 		}},
-		"a login server in the clear": {image: "oci://secure.example.com/a/b:1", want: "no login server (realm) that is used over https", front: func(w http.ResponseWriter, _ *http.Request, _ http.Handler) {
+		"a login server in the clear": {image: "oci://secure.example.com/a/b:1", want: "no usable realm (URL of its login server): it must be https", front: func(w http.ResponseWriter, _ *http.Request, _ http.Handler) {
 			w.Header().Set("WWW-Authenticate", `Bearer realm="http://login.example.com/token"`)
 			w.WriteHeader(http.StatusUnauthorized)
 		}},

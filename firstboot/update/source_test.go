@@ -354,7 +354,7 @@ func TestStickByItself(t *testing.T) {
 		name, image, change, want string
 		taken                     bool
 	}{
-		{name: "higher serial", image: "later.raw.zst", taken: true, want: "the system of " + newPlan + " (serial 6, Kubernetes v1.36.3) is in place: pull the stick out. The machine restarts with it in 1m0s"},
+		{name: "higher serial", image: "later.raw.zst", taken: true, want: "the system of " + newPlan + " (serial 6, Kubernetes v1.36.3) is installed: remove the stick. The machine restarts into the new system in 1m0s"},
 		{name: "the same serial", image: "new.raw.zst"},
 		{name: "the image that runs", image: "old.raw.zst"},
 		{name: "unsigned", image: "unsigned.raw.zst", want: "the image has no signature"},
@@ -632,7 +632,9 @@ func TestStickAnnouncesLast(t *testing.T) {
 	c.Pods = []kubeapi.Pod{pod("guarded", "StatefulSet")}
 	leaves := false
 	c.Disrupt = func(string) bool { return leaves }
-	announced := func() bool { return strings.Contains(strings.Join(b.console, "\n"), "The machine restarts with it in") }
+	announced := func() bool {
+		return strings.Contains(strings.Join(b.console, "\n"), "The machine restarts into the new system in")
+	}
 	if err := FromStick(t.Context(), e); err == nil || !strings.Contains(err.Error(), "these pods are still on the Node") || b.rebooted || announced() {
 		t.Errorf("%v, restarted: %v\n%s", err, b.rebooted, strings.Join(b.console, "\n"))
 	}

@@ -295,6 +295,6 @@ func noteFailed(e *machine.Env) error {
 }
 
 func (u *job) announce(ctx context.Context, e *machine.Env) error {
-	e.Console(fmt.Sprintf("the system of %s (serial %d, Kubernetes %s) is in place: pull the stick out. The machine restarts with it in %s", u.next.Name, u.next.UpdateSerial, u.next.Kubernetes, restartDelay))
+	e.Console(fmt.Sprintf("the system of %s (serial %d, Kubernetes %s) is installed: remove the stick. The machine restarts into the new system in %s", u.next.Name, u.next.UpdateSerial, u.next.Kubernetes, restartDelay))
 	return e.Sleep(ctx, restartDelay)
 }

@@ -52,7 +52,7 @@ func CutBefore[M Cuttable[M]](t *testing.T, m M, files []Entry, count int, after
 			goesOn := func(kind string, m M, now []Entry) {
 				when := fmt.Sprintf("%s at %d (%s)", kind, n, at)
 				if other, same := followed.LoadOrStore(m.Fingerprint(t, now), when); same {
-					t.Logf("%s is as %s", when, other)
+					t.Logf("%s leaves the same state as %s", when, other)
 					after.Said(t, m)
 					return
 				}

@@ -65,7 +65,7 @@ func (c *Cluster) patchUpdateLease(w http.ResponseWriter, r *http.Request) {
 		reject(w, http.StatusConflict, "the object has been modified")
 		return
 	case (s.HolderIdentity == nil) != (s.AcquireTime == nil) || s.HolderIdentity != nil && *s.HolderIdentity == "":
-		c.T.Errorf("the Lease becomes %+v", s)
+		c.T.Errorf("the Lease must have both holder and acquireTime or neither: %+v", s)
 	}
 	if l.Holder = ""; s.HolderIdentity != nil {
 		l.Holder = *s.HolderIdentity

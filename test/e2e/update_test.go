@@ -443,7 +443,7 @@ func TestStick(t *testing.T) {
 		t.Fatal(err)
 	}
 	mark = w.expect(vm, mark, `edgebake: update from the stick: retire done`)
-	mark = w.expect(vm, mark, `edgebake: the system of second \(serial 2, .*\) is in place: pull the stick out`)
+	mark = w.expect(vm, mark, `edgebake: the system of second \(serial 2, .*\) is installed: remove the stick`)
 	mark = w.expect(vm, mark, `BdsDxe: starting Boot`)
 	w.readyAgain(vm, mark, node)
 	w.aboutNode(vm).want(t, map[string]string{"partition": "ROOT-B", "system": "second", "bless": "active", "entries": "edgebake-a.conf edgebake-b.conf"})
