@@ -156,8 +156,8 @@ func TestStaticPodKilled(t *testing.T) {
 	})
 }
 
-// TestStaticPodPoolChanged checks that kubelet registers with the Site's present labels, as it does
-// if yurthub is a unit.
+// TestStaticPodPoolChanged checks that kubelet registers with the Site's new labels, as it does if
+// yurthub is a unit.
 func TestStaticPodPoolChanged(t *testing.T) {
 	t.Parallel()
 	w := podWorld(t)

@@ -172,7 +172,8 @@ func TestCorrectedAfterARollback(t *testing.T) {
 	}
 }
 
-// TestTrialOfAnotherRoot checks that a failed trial on one root does not affect another root.
+// TestTrialOfAnotherRoot checks that a failed trial on one root file system does not affect the
+// other.
 func TestTrialOfAnotherRoot(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, address("192.0.2.50"))

@@ -167,7 +167,7 @@ func Phase(active *site.Active) run.Phase {
 			}
 			withEndpoint, err := endpointInCert(ctx, e, active.Site)
 			if err != nil && !onDisk && e.Exists(member.ReadyMark) {
-				// A new root has booted: yurthub continues with its former servers.
+				// An updated system has booted: yurthub continues with its former servers.
 				withEndpoint, err = keptEndpoint(e, active.Site)
 			}
 			switch {

@@ -100,8 +100,8 @@ func TakeOverKubelet(e *machine.Env, minor int) error {
 		}
 		return k.Former.restore(e)
 	case k.Former != nil && k.Former.Minor == minor:
-		// If the power fails here and the other root boots, kubeadm there writes the settings
-		// again.
+		// If the power fails here and the other root partition boots, kubeadm there writes the
+		// settings again.
 		if err := (KubeletFiles{Minor: k.Minor, Former: k.Former}).Write(e); err != nil {
 			return err
 		}

@@ -298,7 +298,8 @@ func takeBack(ctx context.Context, e *machine.Env) error {
 }
 
 // EndTrial restores the Site's settings before another Site is applied: otherwise remains of the
-// former settings would stay forever. applied means that a Site was applied to this root.
+// former settings would stay forever. applied means that a Site was applied to this root file
+// system.
 func EndTrial(ctx context.Context, e *machine.Env, applied bool) error {
 	t, ok := readTrial(e)
 	if !ok {

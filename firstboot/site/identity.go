@@ -66,8 +66,9 @@ func IdentityPhase() run.Phase {
 	}
 }
 
-// saveMachineID makes the root's and DATA's IDs equal. DATA's takes precedence: if the initrd did
-// not copy it, systemd has generated another ID for the root.
+// saveMachineID makes the machine IDs of the root file system and of DATA equal. DATA's takes
+// precedence: if the initrd did not copy it, systemd has generated another ID for the root file
+// system.
 func saveMachineID(e *machine.Env) (string, error) {
 	id := machine.IDIn(e, ondisk.MachineID)
 	if id == "" {
@@ -111,8 +112,9 @@ func makeKey(e *machine.Env) error {
 // removes the mark.
 func UUIDTried(label string) string { return ondisk.RunMark + "uuid-" + label }
 
-// OwnFileSystems returns the devices of DATA and of the booted root, by label: file systems whose
-// UUIDs are the same in every copy of the image. The other root keeps its UUID until it is booted.
+// OwnFileSystems returns the devices of DATA and of the booted root file system, by label: file
+// systems whose UUIDs are the same in every copy of the image. The other root file system keeps
+// its UUID until it is booted.
 func OwnFileSystems(e *machine.Env) map[string]string {
 	out := map[string]string{}
 	d, err := e.RootDisk()

@@ -79,7 +79,7 @@ func field(text, name string) string {
 	return ""
 }
 
-// entriesFor returns the boot entries of a root.
+// entriesFor returns the boot entries of a root partition, by its label.
 func entriesFor(all []entry, root string) (out []entry) {
 	for _, x := range all {
 		if x.Root == root {
@@ -97,7 +97,7 @@ func otherRoot(root string) string {
 	return ondisk.LabelRootA
 }
 
-// retire removes the boot entries of a root, and kernels without an entry. It keeps the kernels of
+// retire removes the boot entries of a root partition, and kernels without an entry. It keeps the kernels of
 // plan, which is being installed, so that a continued update does not download them again.
 func retire(e *machine.Env, root, plan string) error {
 	all, err := entries(e)
