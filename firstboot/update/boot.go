@@ -97,8 +97,9 @@ func otherRoot(root string) string {
 	return ondisk.LabelRootA
 }
 
-// retire removes the boot entries of a root partition, and kernels without an entry. It keeps the kernels of
-// plan, which is being installed, so that a continued update does not download them again.
+// retire removes the boot entries of a root partition, and kernels without an entry. It keeps the
+// kernels of plan, which is being installed, so that a continued update does not download them
+// again.
 func retire(e *machine.Env, root, plan string) error {
 	all, err := entries(e)
 	if err != nil {
