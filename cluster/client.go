@@ -151,7 +151,7 @@ func (c *Client) get(ctx context.Context, r schema.GroupVersionResource, namespa
 	return obj, c.explain("reading "+describe(r, namespace, name), err)
 }
 
-// list reads all objects that the options select, from all pages.
+// list reads all objects that the options select, in one request.
 func (c *Client) list(ctx context.Context, r schema.GroupVersionResource, namespace string, o metav1.ListOptions) ([]unstructured.Unstructured, error) {
 	all, err := c.resource(r, namespace).List(ctx, o)
 	if err != nil {

@@ -533,7 +533,8 @@ func (r *Rollout) withEarlier(all, nodes []*updateNode) []*updateNode {
 	return nodes
 }
 
-// plan returns the next actions. The result depends only on the Nodes and the time.
+// plan returns the next actions. The result depends only on the Nodes, the time, and what this run
+// remembers (spent, drains).
 func (r *Rollout) plan(all []*updateNode, now time.Time) rolloutPlan {
 	p := rolloutPlan{states: map[string][]string{}, halted: haltOf(all)}
 	rings := r.selectNodes(all)

@@ -42,8 +42,8 @@ func TestLatency(t *testing.T) {
 
 // TestSlowServer checks an API server that is slow for ten minutes: few extra connections at the
 // start and hardly any later. It stays up if it answers within a second. If it goes down, it still
-// serves while no other does, and its next answer makes it up. It is up again 5 s after the end, or
-// mostSpacing later if it went down.
+// serves while no other does, and is up after its next answer: within 5 s after it has become fast
+// again, or mostSpacing later if it went down.
 func TestSlowServer(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	for _, tt := range []struct {

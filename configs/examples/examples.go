@@ -4,7 +4,7 @@ package examples
 
 import _ "embed"
 
-// Documents of each kind.
+// Examples of documents.
 var (
 	//go:embed image.yaml
 	Image string

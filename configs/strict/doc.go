@@ -11,8 +11,8 @@
 //   - unique: "yes": all items of a list differ; otherwise: the items differ in these fields
 //   - oneof: exactly one of the struct's fields with this tag is set; with "atmost", at most one
 //   - path: the field names a file or directory; package documents uses the tag
-//   - text: "lines" or "tabs": control characters that the text may contain; "any": an imported cell
-//     may have any text
+//   - text: "lines" or "tabs": control characters that the text may contain; "any": a cell of an
+//     imported table may have any text
 //   - list: "too": the field also allows a list of values
 //
 // Only Reveal and Encode show the value of a Secret, and no problem quotes it.

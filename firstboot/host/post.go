@@ -198,7 +198,7 @@ func hostPort(u *url.URL) string {
 }
 
 // maxHeader limits the header of a response, in bytes. net/http allows 10 MB, far more than an
-// update with a limit of bytes reserves for a request.
+// update with --max-bytes counts for a request in advance.
 const maxHeader = 32 << 10
 
 // silence is how long a server may send nothing.

@@ -22,10 +22,9 @@ import (
 // only root and the node's pods may connect, unless the Site allows more.
 //
 // kubelet connects to the proxy as root, without TLS. While yurthub is down, another user's process
-// could listen on these ports, so packets from its sockets are dropped. Answers to a SYN are
-// accepted only from root's sockets: when a listener's queue is full, its SYN cookies belong to no
-// user. Without this rule, such a connection could be established; once its socket is closed, the
-// remaining data belongs to no user either, and would be sent.
+// could listen on these ports, so packets from its sockets are dropped. Answers to a SYN must come
+// from a socket of root: if a listener's queue is full, the kernel answers with a SYN cookie, which
+// belongs to no socket, so a rule that only names other users would let it pass.
 const (
 	PortsUnit      = "edgebake-yurthub-ports.service"
 	PortsTimer     = "edgebake-yurthub-ports.timer"

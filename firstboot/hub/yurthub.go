@@ -272,7 +272,7 @@ func startHub(ctx context.Context, e *machine.Env, h hub) error {
 		}
 	}
 	if err := e.Run(ctx, machine.Cmd{Args: []string{"sysctl", "-q", "-e", "-p", hubSysctl}}); err != nil {
-		e.Log.Warn("yurthub may not start without a network", "error", err)
+		e.Log.Warn("setting the sysctls of yurthub; without them it may be unable to start while there is no network", "error", err)
 	}
 	for _, step := range [][2]string{{"daemon-reload", ""}, {"enable", openyurt.Unit}, {"restart", openyurt.Unit}} {
 		if err := e.Unit(ctx, step[0], step[1]); err != nil {

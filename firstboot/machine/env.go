@@ -92,8 +92,8 @@ type Files struct {
 
 // UnitStart is the time at which a unit was started. The clock may have been set since.
 type UnitStart struct {
-	Now  time.Time // by the clock as it is set now
-	Then time.Time // by the clock at that time
+	Now  time.Time // what the clock would have shown, if it had been set as it is now
+	Then time.Time // what the clock showed
 }
 
 // Earlier returns the earlier of Now and Then, to compare with times of this boot. Compare times of

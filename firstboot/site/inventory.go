@@ -99,8 +99,9 @@ func withSite(c *slot.Contents, site *configs.Site) (*slotSite, error) {
 	return &slotSite{contents: &one, site: site}, nil
 }
 
-// readUnwritten reads the machine's own slot (c) if it must be rewritten; see Active.unwritten. one
-// is the new contents, or nil if no rewrite is needed.
+// readUnwritten reads the machine's own slot, and determines whether it must be rewritten; see
+// Active.unwritten. If so, it returns the device, the present contents c and the new contents one.
+// Otherwise, all results are zero.
 func readUnwritten(e *machine.Env) (dev string, c, one *slot.Contents) {
 	dev, err := machine.OwnSlot(e)
 	if err != nil {

@@ -2,6 +2,7 @@ package tree
 
 import (
 	"archive/tar"
+	"cmp"
 	"context"
 	"encoding/base64"
 	"encoding/binary"
@@ -390,7 +391,7 @@ func WriteTar(w io.Writer, nodes []Node, blobs Blobs) error {
 			return fmt.Errorf("writing %s to a tar: %w", n.Path, err)
 		}
 		if k, err := io.Copy(tw, r); err != nil || k != n.Data.Size {
-			return fmt.Errorf("writing %s to a tar: %d of %d bytes: %w", n.Path, k, n.Data.Size, err)
+			return fmt.Errorf("writing %s to a tar: %d of %d bytes: %w", n.Path, k, n.Data.Size, cmp.Or(err, io.ErrUnexpectedEOF))
 		}
 	}
 	return tw.Close()

@@ -479,6 +479,10 @@ func TestWriteTarRoundTrip(t *testing.T) {
 	if err != nil || string(got) != "hello" {
 		t.Errorf("%q %v", got, err)
 	}
+	short := memBlobs{"blob": b.Bytes()[:out[2].Data.Off+2]}
+	if err := WriteTar(io.Discard, out, short); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("a truncated blob: %v", err)
+	}
 }
 
 // TestFromTarLimits checks the limits of the memory for one archive.

@@ -21,8 +21,8 @@ import (
 // Image is the image against which a Site is checked.
 type Image struct {
 	Info ondisk.ImageInfo
-	// Root reads the files of the image. It is nil if these files cannot be told from files that a
-	// machine has created.
+	// Root reads the files of the image. It is nil on a running machine, which has files of its own
+	// too, and for an image of which only the description is known.
 	Root Root
 	// Strict also reports settings without effect, such as SSH keys without an SSH server. A
 	// running machine does not set it, so that such a Site is accepted.

@@ -254,8 +254,8 @@ func TestTwoWiped(t *testing.T) {
 	stop()
 }
 
-// TestBootstrap checks that blank masters bootstrap the cluster, in any order, once each has been
-// seen.
+// TestBootstrap checks that blank masters bootstrap the cluster once they have seen each other, in
+// any order.
 func TestBootstrap(t *testing.T) {
 	e := newEtcds(t)
 	e.decide(0, etcdmember.Wait) // no other master is reachable
