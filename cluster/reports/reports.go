@@ -190,7 +190,7 @@ var (
 	ErrFull   = fmt.Errorf("the limit of %d machines or %s of reports is reached; remove the files of machines that no longer exist", MaxNodes, bytesize.MiB(maxBytes))
 	ErrCommon = fmt.Errorf("the receiver's common URL is full (%d machines or %s), all of them Ready in the last %d days: %s", maxCommon, bytesize.MiB(maxCommonBytes), expiry/(24*time.Hour), fixOwnURLs)
 	ErrSender = fmt.Errorf("%d machines already report from this IP address, all of them Ready in the last %d days: %s", maxOfSender, expiry/(24*time.Hour), fixOwnURLs)
-	ErrOwn    = errors.New("this machine has reported to its own URL before: stamp the Site of `edgebake cluster sites` again, or remove the file of its report on the receiver")
+	ErrOwn    = errors.New("this machine reports to the common URL now, but has reported to its own URL before: stamp the Site of `edgebake cluster sites` again, or remove the file of its report on the receiver")
 )
 
 // Add replaces the stored report of the machine that the report names.
