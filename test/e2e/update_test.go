@@ -289,6 +289,39 @@ func TestUpdateMinor(t *testing.T) {
 	w.checkDisk(w.disk(vm))
 }
 
+// TestUpdateChain updates one machine three times: to an image with another package, to the next minor
+// version of Kubernetes, and to a patch release. After each update the node must be Ready, and the
+// pod must run again.
+func TestUpdateChain(t *testing.T) {
+	nightly(t)
+	w := newWorld(t, 1)
+	steps := []struct{ name, kubernetes string }{{"package", "v1.36.5"}, {"minor", "v1.37.1"}, {"patch", lab.KubernetesVersion}}
+	var docs []string
+	for _, s := range steps {
+		doc := w.variant("second", "name: second\n", "name: "+s.name+"\n", lab.KubernetesVersion, s.kubernetes, "[openssh-server]", "[openssh-server, nano]")
+		docs = append(docs, strings.Replace(doc, "second.yaml", s.name+".yaml", 1))
+		if err := os.Rename(doc, docs[len(docs)-1]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	vm, node, url := w.toUpdate(w.variant("first", lab.KubernetesVersion, "v1.36.5"), docs...)
+	w.makePod(vm, "hello")
+	for n, s := range steps {
+		mark := w.updateAtOnce(vm, url+"/"+s.name+".raw.zst")
+		mark = w.expect(vm, mark, `BdsDxe: starting Boot`)
+		node = w.readyAgain(vm, mark, node)
+		if got := node.Status.NodeInfo.KubeletVersion; got != s.kubernetes {
+			t.Errorf("%s: kubelet is %s", s.name, got)
+		}
+		w.aboutNode(vm).want(t, map[string]string{"partition": []string{"ROOT-B", "ROOT-A"}[n%2], "system": s.name, "bless": "active"})
+		w.saysOnNode(vm, "command -v nano", "nano")
+		w.podRuns(vm, "hello")
+		w.finished(vm, s.name)
+	}
+	w.off(vm)
+	w.checkDisk(w.disk(vm))
+}
+
 // updateAtOnce makes the machine update and restart. It returns the mark of the console from before
 // the update.
 func (w *world) updateAtOnce(vm *lab.VM, url string) (mark int) {
