@@ -469,7 +469,7 @@ func (c *Client) Update(ctx context.Context, r *Rollout, tell func(UpdateRow), n
 const undrainTime = 30 * time.Second
 
 // undrain uncordons the nodes that are being drained when a run ends early, for example because it
-// was interrupted. No other run may begin soon.
+// was interrupted: nobody knows when the next run begins.
 func (c *Client) undrain(ctx context.Context, r *Rollout, v *nodeView, note func(string)) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undrainTime)
 	defer cancel()

@@ -29,8 +29,8 @@ type group struct {
 	roots atomic.Pointer[probe.Roots]
 
 	mu sync.Mutex
-	// awaitsCA is set while the CA file exists but has not been read, and no other CA is known. Then
-	// no watcher starts: without a CA it would accept any server.
+	// awaitsCA is set while no CA is known although there must be one: the file cannot be read, or
+	// the node has joined and has no file. Then no watcher starts, since it would accept any server.
 	awaitsCA   bool
 	server     Server
 	list       serverList
@@ -233,9 +233,8 @@ func (g *group) caFile() string {
 	return g.server.Probe.CAFile
 }
 
-// loadCA reads the CA file. If the file is damaged, the previous certificates stay in use. Without
-// any, the real servers stay as they are until the file is readable: follow reads it again when it
-// changes.
+// loadCA reads the CA file. If that fails, the previous certificates stay in use. Without any, the
+// real servers stay as they are while awaitsCA is set: follow reads the file again when it changes.
 func (g *group) loadCA() {
 	var r, old *probe.Roots
 	var err error

@@ -159,7 +159,8 @@ func ipvsConfigReadable(e *machine.Env) bool {
 }
 
 // StartIPVSCare starts ipvscare's unit. It restarts a running ipvscare if the endpoint does not
-// answer, unless the configuration was just written (wrote): ipvscare rereads that by itself.
+// answer, unless the configuration was just written (wrote), which ipvscare rereads by itself, or
+// ipvscare may still be in its delay after power-on.
 func StartIPVSCare(ctx context.Context, e *machine.Env, site *configs.Site, wrote bool) error {
 	state, err := e.UnitState(ctx, ondisk.UnitIPVSCare)
 	if err != nil {
@@ -170,7 +171,7 @@ func StartIPVSCare(ctx context.Context, e *machine.Env, site *configs.Site, wrot
 		if endpointAnswers(ctx, e, site) == nil {
 			return nil
 		}
-		// After power-on it serves nothing at first; a restart would end that delay.
+		// A restart would end the delay.
 		if since, err := e.UnitSince(ctx, ondisk.UnitIPVSCare); err == nil && e.Now().Sub(since.Now) < site.Spread() {
 			return nil
 		}
