@@ -721,7 +721,7 @@ func TestPushRejects(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = Push(t.Context(), good, s.ref(":1"), quick(t))
-	wantError(t, err, "another program is stamping the file")
+	wantError(t, err, "another program has locked the file")
 	if err := stamping.Close(); err != nil {
 		t.Fatal(err)
 	}

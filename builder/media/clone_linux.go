@@ -16,7 +16,7 @@ import (
 func lock(f *os.File, exclusive bool) error {
 	err := file.Lock(f, exclusive)
 	if errors.Is(err, file.ErrLocked) {
-		return fmt.Errorf("another program is stamping or reading the file: try again (%w)", err)
+		return fmt.Errorf("%w because it is stamping or reading the image: try again", err)
 	}
 	return err
 }
