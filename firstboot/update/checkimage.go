@@ -27,8 +27,8 @@ type system struct {
 	active *site.Active // nil if there is no Site
 }
 
-// readSystem reads the machine's state. Its error joins all reasons why the machine cannot be
-// updated.
+// readSystem reads the machine's state. If the machine cannot be updated, the error joins the reasons,
+// as far as they can be found.
 func readSystem(e *machine.Env) (*system, error) {
 	s := &system{}
 	var err error

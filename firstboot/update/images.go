@@ -114,7 +114,7 @@ func liveStore(e *machine.Env) (*store.State, error) {
 	return store.ReadInUse(path.Join(root, store.MetaDB), path.Join(root, store.SnapshotterDB))
 }
 
-// sweep removes files of other updates from DATA, except the file keep.
+// sweep removes the staged store, and the downloaded chunks of DATA except those in the file keep.
 func sweep(e *machine.Env, keep string) error {
 	if err := e.RemoveAll(stagedStore); err != nil {
 		return err
@@ -133,13 +133,13 @@ func sweep(e *machine.Env, keep string) error {
 	return nil
 }
 
-// stageImages downloads the missing container images and writes them to a separate store.
+// stageImages downloads the missing container images and writes them to stagedStore.
 func (u *job) stageImages(ctx context.Context, e *machine.Env) error {
 	if none(u.new.lack) {
 		return nil
 	}
-	// Layers may have chunks in common with files on the disk. Scan only the beginning of DATA,
-	// which came with the image; the rest was added when DATA grew.
+	// Layers may have chunks in common with files on DATA. Scan only the part of DATA that was
+	// flashed; the rest was added when DATA grew.
 	d, err := u.device(ondisk.LabelData, false)
 	if err != nil {
 		return err
@@ -164,7 +164,7 @@ func (u *job) stageImages(ctx context.Context, e *machine.Env) error {
 	return e.Sync(stagedStore)
 }
 
-// mergeImages adds the staged store to containerd's store. containerd is stopped briefly for this.
+// mergeImages adds stagedStore to containerd's store. UnitMerge stops containerd for a short time.
 func (u *job) mergeImages(ctx context.Context, e *machine.Env) error {
 	if none(u.new.lack) {
 		return nil
@@ -182,8 +182,8 @@ func (u *job) mergeImages(ctx context.Context, e *machine.Env) error {
 	return e.RemoveAll(stagedStore)
 }
 
-// pinRunningImages pins the container images of the running system. It unpins those of other
-// systems, so that kubelet's garbage collection can remove them.
+// pinRunningImages pins the container images of the running system. It unpins the container images
+// that only other systems use, so that kubelet's garbage collection can remove them.
 func pinRunningImages(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) error {
 	have, err := liveStore(e)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -212,7 +212,7 @@ func pinRunningImages(ctx context.Context, e *machine.Env, image ondisk.ImageInf
 	return nil
 }
 
-// recordsOf returns the digests of the store's records for an image's container images.
+// recordsOf returns the digests under which the store has the container images of an image.
 func recordsOf(have *store.State, image ondisk.ImageInfo) (map[string]bool, error) {
 	names := map[string]bool{}
 	for _, i := range image.Images {

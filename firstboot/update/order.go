@@ -24,9 +24,10 @@ import (
 const (
 	// OrderFile records the last order, on DATA.
 	OrderFile = ondisk.StateDir + "/order.json"
-	// askedFile contains the time at which the Node was last read, and the answer that it had then.
+	// askedFile contains the time at which the Node was last read, and the answer in its annotation.
 	askedFile = ondisk.RunMark + "order"
-	// committedFile exists from the commit of an order until the restart is requested.
+	// committedFile exists from the commit of an order until the restart is requested, or the update
+	// fails.
 	committedFile = ondisk.RunMark + "order-committed"
 )
 
@@ -41,8 +42,8 @@ type orderRecord struct {
 	State  string `json:"state"`
 	Reason string `json:"reason,omitempty"`
 	// Tries counts the attempts since the last complete download that were cut off, for example by a
-	// power cut. Fetched is the number of bytes downloaded, or slightly more, if the order limits
-	// that number.
+	// power cut. Fetched is set only if the order has a limit: it is the number of bytes downloaded,
+	// or slightly more.
 	Tries   int   `json:"tries,omitempty"`
 	Fetched int64 `json:"fetched,omitempty"`
 	// Failures counts the consecutive attempts that failed because of the connection or the server.
@@ -57,12 +58,12 @@ type orderRecord struct {
 type planTrials struct {
 	Plan  string `json:"plan"`
 	Count int    `json:"count"`
-	Again string `json:"again,omitempty"` // of the last order
+	Again string `json:"again,omitempty"` // Again of the order that caused the last trial
 }
 
-// maxTrials is how often orders may put one plan on trial. Each trial restarts the machine, and
-// everyone who may patch the Node could otherwise restart it without end: by orders for a system
-// that fails, or for two systems in turn.
+// maxTrials is the number of times that orders may put one plan on trial. Without this limit,
+// everyone who may patch the Node could restart the machine forever, with orders for a system that
+// fails, or for two systems in turn.
 const maxTrials = 3
 
 // next returns the record of an order that replaces this one.
@@ -94,12 +95,12 @@ func (r *orderRecord) uncountTrial() {
 	t.Count = max(0, t.Count-1)
 }
 
-// maxTries is the maximum number of attempts that are cut off.
+// maxTries is the number of attempts that may be cut off before the machine gives up an order.
 const maxTries = 5
 
-// The time after the last reading of the Node at which the next attempt begins, if one failed because
-// of the connection or the server. It doubles with each failure in a row. Over a metered link, the
-// Node is not read more often than maxOrderPause.
+// The pause after an attempt that failed because of the connection or the server, counted from the
+// last read of the Node. It doubles with each consecutive failure. Its maximum is the interval at
+// which machines on a metered link read the Node.
 const (
 	firstOrderPause = 10 * time.Minute
 	maxOrderPause   = askMetered
@@ -119,7 +120,7 @@ type orders struct {
 	active  *site.Active     // nil if there is no Site
 	metered bool
 	record  orderRecord
-	sent    string    // the answer that the Node has
+	sent    string    // the answer in the Node's annotation
 	asked   time.Time // when the Node was last read
 }
 
@@ -162,7 +163,7 @@ func CarryOutOrder(ctx context.Context, e *machine.Env, tell func(run.Step)) err
 	return o.carryOut(ctx, *ordered, tell)
 }
 
-// load reads the record, and determines the result of an order that was committed.
+// load reads OrderFile. If the recorded order was committed, load determines its result.
 func (o *orders) load() error {
 	b := o.e.Contents(OrderFile)
 	if b == nil {
@@ -176,7 +177,8 @@ func (o *orders) load() error {
 	switch s := o.record.State; {
 	case s == order.StateRestarting:
 	case (s == order.StateFailed || s == order.StateWithdrawn) && o.record.Plan != "" && o.record.Plan == o.image.Plan:
-		// The order ended after its boot entry was written, but its system is running now.
+		// The order failed or was withdrawn after its boot entry was written, and then its system
+		// booted.
 		o.record.State, o.record.Reason = order.StateRestarting, ""
 	default:
 		return nil
@@ -187,7 +189,7 @@ func (o *orders) load() error {
 		}
 		return o.end(order.StateDone, "")
 	}
-	another := o.e.Text(planFile) != o.record.Plan // another update has begun since
+	another := o.e.Text(planFile) != o.record.Plan // another update has begun after the order's
 	switch s := settled(o.e); {
 	case s != nil && s.Status == ondisk.UpdateFailed, another && slices.Contains(failedPlans(o.e), o.record.Plan):
 		return o.end(order.StateFailed, "the new system failed to start, and the machine runs the previous one; journalctl --list-boots on the machine lists the boots")
@@ -196,7 +198,7 @@ func (o *orders) load() error {
 	case s == nil && !another:
 		return nil // the boot entries cannot be read now, so the result is unknown
 	}
-	// It was interrupted before there was a boot entry, or before the restart.
+	// The update was interrupted before its boot entry was written, or before the restart.
 	o.record.uncountTrial()
 	return o.end(order.StateWorking, "")
 }

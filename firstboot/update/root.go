@@ -79,9 +79,9 @@ type fetcher struct {
 	now  func() time.Time
 
 	buf       []byte
-	damaged   int   // number of damaged chunks that arrived in all phases
-	total     int64 // maximum bytes to download in all phases; 0: unknown
-	fetched   int64
+	damaged   int           // number of damaged chunks downloaded in all phases
+	total     int64         // bytes to download in all phases, at most; 0: unknown
+	fetched   int64         // bytes downloaded in all phases
 	remaining time.Duration // estimate; 0: unknown
 	// phaseStart is when this phase's download started, and phaseBase the value of fetched then.
 	phaseStart time.Time
@@ -103,14 +103,14 @@ func newFetcher(e *machine.Env, image *update.Image, src Source, tell func(forma
 func (f *fetcher) close() { f.dec.Close() }
 
 // local returns a verified chunk from this machine's disk. ok is false if the disk does not have
-// it.
+// that chunk.
 func (f *fetcher) local(c chunk.Chunk) (b []byte, ok bool) {
 	p, ok := f.onDisk[c.Sum]
 	if !ok {
 		return nil, false
 	}
 	b = f.buf[:c.Size]
-	// If the chunk cannot be read, it is downloaded.
+	// A chunk that cannot be read, or was overwritten, is downloaded.
 	if _, err := p.dev.ReadAt(b, p.off); err != nil || sha256.Sum256(b) != c.Sum {
 		delete(f.onDisk, c.Sum)
 		return nil, false
@@ -118,8 +118,8 @@ func (f *fetcher) local(c chunk.Chunk) (b []byte, ok bool) {
 	return b, true
 }
 
-// maxDamaged is the maximum number of damaged chunks in an update. Each one costs a request for the
-// index too, so a hostile server could otherwise make a machine fetch far more than the image.
+// maxDamaged is the maximum number of damaged chunks in an update. After each one, the index is
+// downloaded again, so a hostile server could otherwise make a machine download data forever.
 const maxDamaged = 10
 
 // fetch downloads and verifies chunks of a part, and calls take for each.
@@ -135,7 +135,7 @@ func (f *fetcher) fetch(ctx context.Context, p *chunk.Part, chunks []int, take f
 		case !errors.Is(err, errDamaged):
 			return err
 		}
-		// The data was damaged in transit, or the image was replaced: sameImage compares the index.
+		// The chunk was damaged, or the image on the server was replaced.
 		if err := f.sameImage(ctx); err != nil {
 			return err
 		}
@@ -146,7 +146,8 @@ func (f *fetcher) fetch(ctx context.Context, p *chunk.Part, chunks []int, take f
 	return nil
 }
 
-// span downloads one range. n is the number of chunks for which it called take.
+// span downloads one range and calls take for each chunk in it. n is the number of chunks for which
+// take succeeded.
 func (f *fetcher) span(ctx context.Context, p *chunk.Part, s update.Span, take func(k int, b []byte) error) (n int, err error) {
 	answer, err := f.src.Open(ctx, s.From, s.To-s.From)
 	if err != nil {
@@ -194,8 +195,8 @@ func (c *countingReader) Read(b []byte) (int, error) {
 // errDamaged means that a chunk does not match its digest in the index.
 var errDamaged = errors.New("it does not match the index: it was damaged in transit, or at the source")
 
-// sameImage returns an error if the image was replaced. It compares the index,
-// since an ETag may be missing, or differ between the servers behind one name.
+// sameImage returns an error if the image at the source was replaced. It compares the index,
+// because an ETag may be missing, or differ between the servers behind one name.
 func (f *fetcher) sameImage(ctx context.Context) error {
 	again, err := openIndex(ctx, f.src, f.now, f.tell)
 	switch {
@@ -235,7 +236,7 @@ func (f *fetcher) count(n int) {
 	f.tell("%s: %s%s", f.src.Name(), bytesize.MBOf(f.fetched, f.total), left)
 }
 
-// expect adds these chunks to the expected download, and starts a phase of it.
+// expect starts a phase that downloads these chunks. It raises total if they exceed it.
 func (f *fetcher) expect(p *chunk.Part, chunks []int) {
 	f.total, f.phaseStart = max(f.total, f.fetched+update.Bytes(f.image.Spans(p, chunks))), time.Time{}
 }
@@ -312,7 +313,7 @@ func (f *fetcher) inPlace(dev machine.Device, off int64, c chunk.Chunk) (bool, e
 	b := f.buf[:c.Size]
 	switch n, err := dev.ReadAt(b, off); {
 	case n == len(b):
-	case errors.Is(err, io.EOF): // the chunk extends beyond the end of the device
+	case errors.Is(err, io.EOF): // the device ends before the chunk does
 		return false, nil
 	default:
 		return false, fmt.Errorf("reading %d bytes at %d of %s: %w", len(b), off, dev.Name(), err)

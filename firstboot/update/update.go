@@ -355,7 +355,8 @@ func (u *job) phases() []run.Phase {
 
 // scan finds the chunks on the machine's own disk.
 func (u *job) scan(ctx context.Context) error {
-	for _, label := range []string{u.sys.target.Label, ondisk.LabelESP, u.sys.root} { // of equal chunks, the last one found is used
+	// Of equal chunks, the last one found is used. The target is first, because it is overwritten.
+	for _, label := range []string{u.sys.target.Label, ondisk.LabelESP, u.sys.root} {
 		u.say("reading %s", label)
 		d, err := u.device(label, false)
 		if err != nil {
@@ -368,8 +369,8 @@ func (u *job) scan(ctx context.Context) error {
 	return nil
 }
 
-// cost computes the size of the download. If it exceeds the limit, cost returns an error. The few
-// bytes that it downloads itself are kept.
+// cost computes the size of the download. It returns an error if that exceeds Options.MaxBytes. The
+// few bytes that cost itself downloads are kept.
 func (u *job) cost(ctx context.Context, e *machine.Env) error {
 	if err := u.scan(ctx); err != nil {
 		return err
@@ -414,7 +415,8 @@ func (u *job) entryFile() string {
 	return fmt.Sprintf("%s/edgebake-%s+%d.conf", entriesDir, letter, tries)
 }
 
-// readBootFiles lists the system's files on the image's EFI system partition.
+// readBootFiles lists the new system's files on the image's EFI system partition. The chunks that
+// it downloads stay in the spool.
 func (u *job) readBootFiles(e *machine.Env) (err error) {
 	if err := e.Mkdir(Dir, machine.Mode(0o700)); err != nil {
 		return err
@@ -428,7 +430,7 @@ func (u *job) readBootFiles(e *machine.Env) (err error) {
 	return nil
 }
 
-// fetchBoot downloads kernel, initrd and boot entry.
+// fetchBoot downloads the chunks of the kernel, the initrd and the boot entry that are missing.
 func (u *job) fetchBoot(ctx context.Context) error {
 	chunks, err := u.boot.Chunks(u.esp)
 	if err != nil {
@@ -471,16 +473,16 @@ func (u *job) writeBoot(ctx context.Context, e *machine.Env) error {
 		return err
 	}
 	if u.sys.anotherMinor(u.next) {
-		// The new system must know to which kubelet the files that it finds belong.
+		// The new system reads from this record that /var/lib/kubelet has files of the old kubelet.
 		if err := member.SaveKubelet(e, kubeadm.Minor(u.sys.image.Kubernetes)); err != nil {
 			return err
 		}
 	}
-	// From now on, the loader prefers the new system.
 	write := func(w io.Writer) error {
 		_, err := io.WriteString(w, entry)
 		return err
 	}
+	// As soon as this entry is complete, the loader prefers the new system.
 	return install(ctx, e, []espFile{{u.entryFile(), 0, write}})
 }
 
