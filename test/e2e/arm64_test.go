@@ -121,8 +121,8 @@ func (w *world) severalDocument() string {
 	return w.documentFor("[amd64, arm64]", "several", "configs/examples/quickstart.yaml", "")
 }
 
-// documentFor writes an Image like the one in the file like, for other architectures, with another
-// name and with more at its end.
+// documentFor writes a copy of the Image in the file like, with another architecture and name, and
+// with the text more appended.
 func (w *world) documentFor(arch, name, like, more string) string {
 	w.t.Helper()
 	layout := filepath.Join(w.lab.Dir, "images")
@@ -140,7 +140,7 @@ func (w *world) documentFor(arch, name, like, more string) string {
 	return file
 }
 
-// TestArm64SecureBoot boots the image for real arm64 hardware under firmware that enforces Secure
+// TestArm64SecureBoot boots the arm64 image for real hardware under firmware that enforces Secure
 // Boot.
 func TestArm64SecureBoot(t *testing.T) {
 	nightly(t)

@@ -10,8 +10,8 @@ import (
 )
 
 // TestBridgeOnBond checks a node that reaches its cluster through a bridge on a bond of two cards.
-// Its network has no default route, so the host's programs reach Services by first boot's route of
-// last resort.
+// Its network has no default route, so programs on the host reach Services through the default
+// route that first boot adds with the lowest priority.
 func TestBridgeOnBond(t *testing.T) {
 	nightly(t)
 	w := newWorld(t, 1)

@@ -18,9 +18,9 @@ import (
 //   - A control-plane node whose Node is deleted must register again, and continue to take
 //     snapshots.
 //
-// The test takes long. The machines need this host's time, so they cannot run in lockstep, and a
-// busy host slows down an emulated control plane. systemd-timesyncd retries a server that did not
-// answer only every five minutes.
+// The test is slow: the machines need this host's time, so they cannot run in lockstep, and a busy
+// host slows down an emulated control plane. systemd-timesyncd retries a server that did not answer
+// only every five minutes.
 func TestClockAhead(t *testing.T) {
 	nightly(t)
 	const ahead = 8 * time.Hour
@@ -64,7 +64,7 @@ func TestClockAhead(t *testing.T) {
 	w.makePod(worker, "hello2")
 	w.off(worker)
 
-	// First boot checks this every two hours; run the check now.
+	// First boot checks every two hours whether its Node exists. Restart it, so that it checks now.
 	before, err := w.c.Node(t.Context(), "m1")
 	if err != nil {
 		t.Fatal(err)

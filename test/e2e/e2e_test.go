@@ -1,7 +1,6 @@
 // Package e2e tests the whole chain as a user would run it, with real parts: the edgebake command
-// bakes and stamps, QEMU boots through UEFI firmware, and unmodified kubeadm joins a cluster of
-// three API servers. A network namespace has a bridge and a tap for each machine. The tests need
-// root.
+// bakes and stamps, QEMU boots through UEFI firmware, and unmodified kubeadm joins a cluster. A
+// network namespace has a bridge and a tap for each machine. The tests need root.
 package e2e
 
 import (
@@ -47,8 +46,8 @@ type parts struct {
 
 var made = sync.OnceValues(makeParts)
 
-// need returns the shared parts. If this machine cannot run VMs, the test is skipped, or fails in
-// CI.
+// need returns the shared parts. If this computer lacks root or a program, the test is skipped; in
+// CI it fails.
 func need(t *testing.T) *parts {
 	t.Helper()
 	if testing.Short() {
@@ -124,7 +123,7 @@ type world struct {
 	c   *lab.Cluster
 
 	record  bool   // record the machines' writes to their disks
-	key     string // the file of the key that signs the images of toUpdate; "": none
+	key     string // file of the key that signs the images of toUpdate; "": they are not signed
 	scripts int    // number of scripts run on nodes
 	disks   int    // number of disks read
 }
@@ -276,7 +275,7 @@ func (w *world) off(vm *lab.VM) {
 // disk returns a copy of a stopped machine's disk, which exists until the test ends.
 func (w *world) disk(vm *lab.VM) string {
 	w.t.Helper()
-	w.disks++ // numbers the copies, because a machine may run on a disk that was read before
+	w.disks++ // number the copies, because a machine may run from an earlier copy
 	path := filepath.Join(w.lab.Dir, fmt.Sprintf("%s.disk%d.raw", vm.Name, w.disks))
 	if err := vm.RawDisk(w.t.Context(), path); err != nil {
 		w.t.Fatal(err)
@@ -353,9 +352,10 @@ func (w *world) noSecret(vm *lab.VM, disk string) {
 	}
 }
 
-// TestNodeJoinsAndComesBack checks a node that joins although the first of three masters is dead
-// and the power fails while kubeadm runs. It must run a pod from a baked image, forget its token,
-// come back after a reboot with another master dead, and keep its images when its disk is full.
+// TestNodeJoinsAndComesBack checks that a node joins although the first of three masters is dead
+// and the power fails while kubeadm runs. The node must run a pod from a baked image, forget its
+// token, come back after a reboot with another master dead, and keep its images when its disk is
+// full.
 func TestNodeJoinsAndComesBack(t *testing.T) {
 	pace.Takes(t, 350*time.Second)
 	w := newWorld(t, 3)

@@ -277,8 +277,8 @@ func (w *edgeWorld) deniedFirst(vm *lab.VM) {
 	w.approver.Set(lab.Approve)
 }
 
-// offlineReboot unplugs the cable, waits for the duration given as cut, resets the machine, waits
-// until the pod runs, and plugs the cable in again.
+// offlineReboot unplugs the cable, waits for the duration cut, presses the machine's reset button,
+// waits until the pod runs, and plugs the cable in again.
 func (w *edgeWorld) offlineReboot(vm *lab.VM, node, pod *lab.Object, cut time.Duration) {
 	w.t.Helper()
 	link := func(up bool) {
@@ -485,9 +485,9 @@ func TestConvertAndRevert(t *testing.T) {
 	thereAndBack(convert)
 }
 
-// resetAndRename resets the node and puts another Site into the slot, as a person would with a
-// laptop. The Site is compressed, so that this script on the disk does not contain the token that
-// the test searches for.
+// resetAndRename runs firstboot reset and writes another Site to the slot, as a person would with a
+// laptop. The Site is compressed, because the test searches the disk for the token, and the disk
+// keeps this script.
 const resetAndRename = `cat >/run/again.sh <<'END'
 set -e
 firstboot reset --yes
@@ -502,10 +502,9 @@ END
 systemd-run --unit again --collect -p StandardOutput=tty -p StandardError=tty -p TTYPath=/dev/ttyS0 /bin/bash -c '/bin/bash /run/again.sh && systemctl reboot'
 `
 
-// TestResetAndJoinAgain resets a node, gives it another Site, and joins it under another name and
-// type without reflashing. If the Node of that name already exists, it keeps its labels although
-// kubelet registers with others. First boot must report that and set the labels itself, because
-// only the node may.
+// TestResetAndJoinAgain runs firstboot reset on a node, which then joins again with another Site,
+// under another name and type. A Node of that name already exists, so kubelet does not set its
+// labels. First boot must report that and set them itself, because only the node may.
 func TestResetAndJoinAgain(t *testing.T) {
 	pace.Takes(t, 260*time.Second)
 	w := newEdgeWorld(t, 3, lab.Approve)
@@ -526,7 +525,7 @@ func TestResetAndJoinAgain(t *testing.T) {
 	if err := z.Close(); err != nil {
 		t.Fatal(err)
 	}
-	// Do not wait, because the kubelet that would report the end is reset.
+	// Do not wait, because firstboot reset stops the kubelet that would report the end.
 	if err := w.c.SetOff(t.Context(), vm, "reset", helloImage, fmt.Sprintf(resetAndRename, base64.StdEncoding.EncodeToString(packed.Bytes()))); err != nil {
 		t.Fatal(err)
 	}

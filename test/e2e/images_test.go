@@ -153,7 +153,7 @@ journalctl -u kubelet -b --no-pager -o cat | grep -E 'delete unused images|Remov
 	}
 }
 
-// modeRun is one first boot with baked images in one image store mode.
+// modeRun has the measurements of one first boot with one imageStore mode.
 type modeRun struct {
 	at      map[string]time.Duration // time of each event since power-on
 	used    int64                    // bytes of DATA when a pod runs

@@ -100,8 +100,8 @@ func TestInstallerISO(t *testing.T) {
 	w.empty(large)
 }
 
-// TestInstallerNetboot checks a machine that boots from the network: firmware downloads the
-// installer by HTTP, and the installer the image. The machine becomes a node.
+// TestInstallerNetboot checks a machine that boots from the network: the firmware downloads the
+// installer by HTTP, and the installer downloads the image. The machine must become a node.
 func TestInstallerNetboot(t *testing.T) {
 	nightly(t)
 	newWorld(t, 1).installsFromNet(nil)
@@ -207,8 +207,7 @@ func (w *world) blank(name string, size int64) string {
 	return path
 }
 
-// empty checks that nothing was written to the places of a partition table or to the middle of a
-// disk.
+// empty checks that nothing was written to the first 64 MiB of a disk.
 func (w *world) empty(path string) {
 	w.t.Helper()
 	f, err := os.Open(path)

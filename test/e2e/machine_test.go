@@ -21,10 +21,13 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// TestCorrectedSite checks mistakes in a Site and their correction. A token that the cluster does
-// not know stops first boot, which prints the fix. The machine accepts a stick with another Site,
-// here with a wrong pin, and its report can be read from its disk. Stamped again, the machine
-// joins. If it then gets an address without connection, it returns to the working one.
+// TestCorrectedSite checks mistakes in a Site, and how they are corrected:
+//
+//   - With a token that the cluster does not know, first boot stops and prints the fix.
+//   - A stick with another Site is accepted. This Site has a wrong CA hash, and edgebake inspect
+//     shows the failure in the report on the disk.
+//   - Stamped again, the machine joins. Then a Site has an address without a connection, and the
+//     machine returns to the previous address.
 func TestCorrectedSite(t *testing.T) {
 	nightly(t)
 	w := newWorld(t, 1)
@@ -270,7 +273,7 @@ journalctl -b --no-pager -o cat _PID=1 | grep -i watchdog
 systemd-analyze blame --no-pager | head -n 20`))
 
 	mark := vm.Serial.Mark()
-	// kubeadm up to 1.34 wrote this line to DATA; now the root has a later kubelet.
+	// As after an update: kubeadm up to 1.34 wrote this flag, which the new system's kubelet rejects.
 	w.mustOnNode(vm, `sed -i 's|^KUBELET_KUBEADM_ARGS="|&--pod-infra-container-image=registry.k8s.io/pause:3.10 |' /var/lib/kubelet/kubeadm-flags.env && sync
 grep pod-infra /var/lib/kubelet/kubeadm-flags.env`)
 	// Without systemd, nothing resets the watchdog's timer.

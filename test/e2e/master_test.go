@@ -207,7 +207,7 @@ func TestClusterFromImages(t *testing.T) {
 	w.keysOn(disk, minted, 1)
 	w.keysOn(w.disk(worker), minted, 0)
 
-	// Its data is replaced with the snapshot that first boot had taken.
+	// Replace etcd's data with the snapshot that first boot took.
 	snapshot, lost := w.snapshotOn(disk), filepath.Join(w.lab.Dir, "lost")
 	w.must(p.bin, "cluster", "sites", minted, "--continue-from", "m1", "--restore", snapshot, "--output", lost)
 	w.must(p.bin, "stamp", disk, filepath.Join(lost, "m1.yaml"), "--in-place")

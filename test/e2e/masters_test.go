@@ -16,14 +16,10 @@ import (
 // machines are switched on in any order; the cluster bootstraps once each control-plane node has
 // seen the others. Then these events follow:
 //
-//   - The first control-plane node dies with its disk. The workers stay Ready, their pods keep
-//     running, and a new worker joins.
-//   - Reflashed, the first one joins and votes, so that the cluster survives the loss of another
-//     one.
-//   - Two of three are lost. The next reflashed one stops, because the third's data must not be
-//     overwritten.
-//   - A person names the third to continue from. It continues alone, and the reflashed one joins
-//     it.
+//   - m3 dies with its disk. The worker stays Ready, its pod keeps running, and a new worker joins.
+//   - m3, reflashed, joins and votes, so the cluster survives the loss of m2.
+//   - m1 is lost too, and reflashed. It stops, because the data on m3 must not be overwritten.
+//   - A person names m3 as the machine to continue from. It continues alone, and m1 joins it.
 func TestClusterOfThree(t *testing.T) {
 	nightly(t)
 	p := need(t)

@@ -93,7 +93,7 @@ func (w *world) cutAnywhere(r *rand.Rand, guest int, name string) {
 	w.t.Logf("the disk was read at %d points and booted from at %d", len(all), len(boots))
 }
 
-// moments are moments of a recorded first boot, as numbers of entries of its record.
+// moments are positions in the record of a first boot: numbers of entries before them.
 type moments struct {
 	join, joined, ready, end int
 	flushes                  []int // since the join began
@@ -136,7 +136,7 @@ func (w *world) firstBoot(guest int, name string) (*lab.Recording, moments) {
 	return rec, m
 }
 
-// choose selects the points of the power cuts: those only to read, and those to boot.
+// choose selects the points of the power cuts: looks are only read, boots are also booted from.
 func choose(r *rand.Rand, m moments, nightly bool) (looks, boots []cutPoint) {
 	if nightly {
 		for _, n := range m.flushes {
@@ -171,9 +171,9 @@ func choose(r *rand.Rand, m moments, nightly bool) (looks, boots []cutPoint) {
 // test.
 const emulatorTries = 3
 
-// bootsFrom boots a machine from the disk after a power cut. unknown means that the cluster did not
-// know the machine yet. It returns the machine's processor time, which does not depend on the
-// host's load.
+// bootsFrom boots a machine from the disk after a power cut, and returns the machine's processor
+// time, which does not depend on the host's load. unknown means that the cluster had no Node of the
+// machine at that point.
 func (w *world) bootsFrom(rec *lab.Recording, guest int, name string, unknown bool) (ran time.Duration, err error) {
 	for try := 1; ; try++ {
 		if unknown {

@@ -9,8 +9,8 @@ import (
 
 // soleMaster makes a cluster of one control-plane node and a worker. It returns the configuration
 // of the control-plane node: switched on again with KeepVars, it is the same machine with an empty
-// disk. Its clock counts its instructions, because on a busy host its API server would otherwise
-// end again and again.
+// disk. The machines run in lockstep, because an emulated API server on a busy host would otherwise
+// be restarted again and again.
 func (w *world) soleMaster() (minted, golden string, config lab.VMConfig) {
 	w.t.Helper()
 	golden, err := madeControlPlane()

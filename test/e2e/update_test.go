@@ -67,7 +67,7 @@ func TestAnotherRoot(t *testing.T) {
 	}
 	w.off(vm)
 
-	// The former root can be used for the next system, which the test writes only partly.
+	// The former root is used for the next system, whose file system is then destroyed.
 	disk = w.disk(vm)
 	w.checkDisk(disk)
 	w.install(disk, images["first"], ondisk.LabelRootA, "edgebake-a+3.conf", 3)
@@ -126,9 +126,9 @@ func (w *world) toUpdateWith(sticks, first string, others ...string) (vm *lab.VM
 	return vm, w.ready(vm, nil), url
 }
 
-// TestUpdate updates a machine from a web server. By an order of its cluster it gets a good image
-// with another container image, and keeps it. With one command it gets a bad image, and leaves it
-// automatically.
+// TestUpdate updates a machine from a web server. First the cluster orders an update to a good image
+// with another container image, which the machine must keep. Then a command updates it to a bad
+// image, from which it must return automatically.
 func TestUpdate(t *testing.T) {
 	pace.Takes(t, 800*time.Second)
 	w := newWorld(t, 1)
@@ -322,8 +322,8 @@ func TestUpdateChain(t *testing.T) {
 	w.checkDisk(w.disk(vm))
 }
 
-// updateAtOnce makes the machine update and restart. It returns the mark of the console from before
-// the update.
+// updateAtOnce updates the machine, which then restarts. It returns the console's mark before the
+// update.
 func (w *world) updateAtOnce(vm *lab.VM, url string) (mark int) {
 	w.t.Helper()
 	mark = vm.Serial.Mark()
@@ -389,19 +389,19 @@ func TestTrialWithoutAPIServer(t *testing.T) {
 	}
 }
 
-// startUpdate makes the machine update, run these commands and restart. It returns the mark of the
-// console from before the update.
+// startUpdate updates the machine, runs the commands in then, and restarts. It returns the console's
+// mark before the update.
 func (w *world) startUpdate(vm *lab.VM, url string, then ...string) (mark int) {
 	w.t.Helper()
 	mark = vm.Serial.Mark()
-	// Afterwards, the kernel's record of the process's peak memory is on the console.
+	// Sample the peak memory of the update until it ends, and print it.
 	update := "{ firstboot update --unsigned --no-reboot " + url + " & p=$! ; while m=$(grep -s VmHWM /proc/$p/status) ; do peak=$m ; sleep 0.2 ; done ; wait $p ; r=$? ; echo peak memory: $peak ; [ $r = 0 ] ; }"
 	commands := append([]string{update, "ls -l /efi/loader/entries"}, then...)
 	w.t.Log(w.mustOnNode(vm, strings.Join(append(commands, "systemd-run --on-active=20 systemctl reboot"), " && ")))
 	return mark
 }
 
-// signs adds the public key that machines accept to the document of an Image. Later images are
+// signs adds a serial and a public key to the document of an Image. Images that are built later are
 // signed with the secret key.
 func (w *world) signs(doc string, serial int) string {
 	w.t.Helper()
@@ -428,9 +428,9 @@ func (w *world) signs(doc string, serial int) string {
 	return doc
 }
 
-// ordered makes the cluster order the update to an image of the web server, and waits until the
-// machine is Ready again and has answered that the order is done. It starts the service at once,
-// because the timer may take 15 minutes.
+// ordered writes an order to update to an image of the web server to the Node, and waits until the
+// machine is Ready again and has answered that the order is done. It starts the service itself,
+// because its timer would start it only every 15 minutes.
 func (w *world) ordered(vm *lab.VM, before *lab.Object, url, image string) *lab.Object {
 	w.t.Helper()
 	target, err := media.ReadUpdate(media.ImageSource{Name: filepath.Join(w.lab.Dir, "www", image+".raw.zst")})
@@ -631,7 +631,7 @@ func partitionOf(t *testing.T, i *media.Info, label string) media.Partition {
 	return media.Partition{}
 }
 
-// about has facts that a node prints about itself.
+// about contains facts that aboutNode reads on a node, by name.
 type about map[string]string
 
 func (a about) want(t *testing.T, want map[string]string) {
