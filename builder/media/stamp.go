@@ -294,7 +294,7 @@ func errIsImage(output string) error { return fmt.Errorf("%s is the image itself
 func oneSite(site, inventory bool) error {
 	switch {
 	case site && inventory:
-		return slot.ErrBothSites
+		return fmt.Errorf("%w: remove one of them", slot.ErrBothSites)
 	case !site && !inventory:
 		return fmt.Errorf("there is neither a %s nor an %s to stamp", ondisk.SlotSite, ondisk.SlotInventory)
 	}

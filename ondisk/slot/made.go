@@ -25,7 +25,7 @@ import (
 func Remake(r io.ReaderAt) ([]byte, error) {
 	b, err := remake(r)
 	if err != nil {
-		return nil, fmt.Errorf("reading the slot: %w", err)
+		return nil, readError(err)
 	}
 	return b, nil
 }
@@ -103,7 +103,7 @@ func AsMade(r io.ReaderAt) error {
 	}
 	have := make([]byte, ondisk.SlotSize)
 	if _, err := io.ReadFull(io.NewSectionReader(r, 0, ondisk.SlotSize), have); err != nil {
-		return fmt.Errorf("reading the slot: %w", err)
+		return readError(err)
 	}
 	if !bytes.Equal(have, want) {
 		return errOtherProgram

@@ -50,12 +50,12 @@ const (
 
 var (
 	// ErrBlank means that the slot was never written, or that a power cut interrupted writing it.
-	ErrBlank = error(&fixError{errors.New("the slot is blank"), stampAgain})
+	ErrBlank = errors.New("the slot is blank")
 	// ErrNoSite means that there is no Site. Read returns it together with the other contents.
 	ErrNoSite = errors.New("no Site: stamp the image, or put a " + ondisk.SlotSite + " into the slot")
 	// ErrBothSites means that there are both a Site and an Inventory. A person must remove one of
 	// them.
-	ErrBothSites = error(&fixError{errors.New(ondisk.SlotSite + " and " + ondisk.SlotInventory + " both exist"), "remove one of them"})
+	ErrBothSites = errors.New(ondisk.SlotSite + " and " + ondisk.SlotInventory + " both exist")
 	// ErrNoReport means that the preallocated report was removed, or was replaced by a smaller
 	// file.
 	ErrNoReport = errors.New("no preallocated report in the slot")
@@ -156,7 +156,7 @@ func (c *Contents) checkFiles() error {
 	_, site := c.Files[ondisk.SlotSite]
 	_, inventory := c.Files[ondisk.SlotInventory]
 	if site && inventory {
-		errs = append(errs, ErrBothSites)
+		errs = append(errs, &fixError{ErrBothSites, removeOne})
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.Files)) {
 		if !allowedPath(name) {
@@ -298,10 +298,11 @@ func pad(b []byte, room int) ([]byte, error) {
 
 const (
 	stampAgain   = "stamp the image again"
+	removeOne    = "remove one of them"
 	removeStrays = "remove the files that do not belong in a slot"
 )
 
-// fixError is a problem of a slot together with its fix.
+// fixError is a problem of a slot together with its fix, which the message ends with.
 type fixError struct {
 	err error
 	fix string
@@ -310,13 +311,21 @@ type fixError struct {
 func (e *fixError) Error() string { return e.err.Error() + ": " + e.fix }
 func (e *fixError) Unwrap() error { return e.err }
 
+// readError adds the operation to an error of reading a slot.
+func readError(err error) error {
+	const doing = "reading the slot: %w"
+	if e := (*fixError)(nil); errors.As(err, &e) {
+		return &fixError{fmt.Errorf(doing, e.err), e.fix}
+	}
+	return fmt.Errorf(doing, err)
+}
+
 // Explain splits an error of Read or ReadInfo into the problem and its fix.
 func Explain(err error) (problem, fix string) {
-	fix = stampAgain
 	if e := (*fixError)(nil); errors.As(err, &e) {
-		fix = e.fix
+		return e.err.Error(), e.fix
 	}
-	return strings.TrimSuffix(err.Error(), ": "+fix), fix
+	return err.Error(), stampAgain
 }
 
 // Read reads a slot, or any FAT file system with a Site. If it returns ErrNoSite, the contents are
@@ -324,7 +333,7 @@ func Explain(err error) (problem, fix string) {
 func Read(r io.ReaderAt) (*Contents, error) {
 	c, err := read(r)
 	if err != nil && !errors.Is(err, ErrNoSite) {
-		return nil, fmt.Errorf("reading the slot: %w", err)
+		return nil, readError(err)
 	}
 	return c, err
 }
@@ -341,7 +350,7 @@ func beingWritten(r io.ReaderAt) (*image, error) {
 	}
 	payload := readRecord(r)
 	if payload == nil {
-		return nil, ErrBlank
+		return nil, &fixError{ErrBlank, stampAgain}
 	}
 	return &image{payload}, nil
 }
@@ -396,7 +405,7 @@ func (in *reader) contents() (*Contents, error) {
 	_, inventory := c.Files[ondisk.SlotInventory]
 	switch {
 	case site && inventory:
-		return nil, ErrBothSites
+		return nil, &fixError{ErrBothSites, removeOne}
 	case !site && !inventory && len(similar) > 0:
 		return c, fmt.Errorf("%w (found %s: rename it)", ErrNoSite, strings.Join(similar, ", "))
 	case !site && !inventory:
@@ -432,21 +441,21 @@ func (in *reader) entry(c *Contents, e fat.Entry) (err error) {
 // ReadInfo reads only edgebake.json, even if other files are damaged.
 func ReadInfo(r io.ReaderAt) (ondisk.SlotInfo, error) {
 	if whole, err := beingWritten(r); err != nil {
-		return ondisk.SlotInfo{}, fmt.Errorf("reading the slot: %w", err)
+		return ondisk.SlotInfo{}, readError(err)
 	} else if whole != nil {
 		r = whole
 	}
 	in, err := open(r)
 	if err != nil {
-		return ondisk.SlotInfo{}, fmt.Errorf("reading the slot: %w", err)
+		return ondisk.SlotInfo{}, readError(err)
 	}
 	e, err := in.fat.Stat(ondisk.SlotMeta)
 	if err != nil {
-		return ondisk.SlotInfo{}, fmt.Errorf("reading the slot: %w", err)
+		return ondisk.SlotInfo{}, readError(err)
 	}
 	info, err := in.info(e)
 	if err != nil {
-		return ondisk.SlotInfo{}, fmt.Errorf("reading the slot: %w", err)
+		return ondisk.SlotInfo{}, readError(err)
 	}
 	return info, nil
 }
@@ -457,7 +466,7 @@ func ReadInfo(r io.ReaderAt) (ondisk.SlotInfo, error) {
 func Strays(r io.ReaderAt) error {
 	in, err := open(r)
 	if err != nil {
-		return fmt.Errorf("reading the slot: %w", err)
+		return readError(err)
 	}
 	var found []string
 	seen := 0
@@ -477,7 +486,7 @@ func Strays(r io.ReaderAt) error {
 		err = &fixError{fmt.Errorf("the top directory has more than %d entries", maxEntries), removeStrays}
 	}
 	if err != nil {
-		return fmt.Errorf("reading the slot: %w", err)
+		return readError(err)
 	}
 	if len(found) == 0 {
 		return nil
