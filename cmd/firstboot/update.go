@@ -85,8 +85,8 @@ func (u *updateFlags) checkArgs(_ *cobra.Command, args []string) error {
 	return nil
 }
 
-// cutGolden splits URL@sha256:GOLDEN, the form of an order. The digest after an image in a registry
-// is that of its manifest.
+// cutGolden splits URL@sha256:GOLDEN, the form of an order. It does not split oci:// references, in
+// which the digest is that of the manifest.
 func cutGolden(text string) (image, golden string, found bool) {
 	image, golden, ok := order.CutGolden(text)
 	if !ok || !strings.Contains(image, "://") || order.InRegistry(image) {

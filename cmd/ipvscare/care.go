@@ -88,7 +88,7 @@ func (s *seconds) String() string {
 
 func (*seconds) Type() string { return "duration" }
 
-// check validates the flags of a virtual server.
+// check returns the problems of the flags that ipvs.FromVirtual does not check.
 func (c *careFlags) check() (errs []error) {
 	if c.vs == "" {
 		errs = append(errs, errors.New("--vs is missing: name the virtual server, e.g. "+ipvs.DefaultVIP))
@@ -122,7 +122,7 @@ func (c *careFlags) server(changed func(string) bool) (ipvs.Server, error) {
 	for _, rs := range c.rs {
 		masters = append(masters, strings.FieldsFunc(rs, func(r rune) bool { return r == ',' || r == ' ' })...)
 	}
-	none := len(c.rs) == 0 // an empty list was reported above, or is allowed
+	none := len(c.rs) == 0 // check has reported this, or --clean allows it
 	if none {
 		masters = []string{"none:1"}
 	}

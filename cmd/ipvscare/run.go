@@ -220,8 +220,8 @@ func bootSpread(config, runDir string, up time.Duration, r float64) time.Duratio
 	return time.Duration(r * float64(most))
 }
 
-// firstStart reports whether ipvscare has not started since power-on, and marks that it has.
-// First boot sets the mark too when it writes the configuration, after its own delay.
+// firstStart reports whether this is ipvscare's first start since power-on, and writes the file that
+// marks it. First boot writes that file too when it writes the configuration, after its own delay.
 func firstStart(runDir string) bool {
 	if files.UseRunDir(runDir) != nil {
 		return false // the daemon reports the error
@@ -375,8 +375,8 @@ routes, lines of the hosts file. Stop ipvscare first.`,
 }
 
 // leftovers returns the servers that Clean removes: those in the configuration and those in
-// ipvscare's record. The record is complete since power-on, so an invalid configuration is only
-// logged.
+// ipvscare's record. The record has every server created since power-on, so an invalid
+// configuration is only logged.
 func leftovers(config, hosts, run string, log func(string)) ipvs.Leftovers {
 	servers, err := ipvs.ReadConfig(config)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -42,8 +42,8 @@ pod has CAP_NET_ADMIN and no other privilege; the node must load ip_vs.`,
 	}
 }
 
-// hostDir is the prefix, in the pod, of directories of the node that cannot be mounted at their own
-// path.
+// hostDir is the directory in the pod below which those directories of the node are mounted that
+// cannot be mounted at their own path.
 const hostDir = "/host"
 
 // podArgs returns the arguments for ipvscare in the pod. Their paths are those in the pod.
@@ -88,8 +88,8 @@ func podMounts(c *careFlags) []mount {
 		{"sysctls", c.sysctls, hostDir + c.sysctls, "Directory", false},
 	}
 	if c.host != "" {
-		// Mount the directory instead of the file: after the file is replaced, a mounted file would
-		// still be the old one.
+		// Mount the directory, because a mounted file would still be the old one after the node's
+		// file is replaced.
 		dir := filepath.Dir(c.hosts)
 		mounts = append(mounts, mount{"hosts", dir, hostDir + dir, "Directory", false})
 	}

@@ -73,7 +73,7 @@ func TestAddons(t *testing.T) {
 			t.Fatalf("%s: %v\n%s", name, err, out)
 		}
 	}
-	// Because of this error, first boot runs the phase of CoreDNS only once.
+	// kubeadm does not replace a CoreDNS that it does not know. So first boot runs this phase once.
 	if out, err := addon("coredns"); err == nil || !strings.Contains(out, "not supported") {
 		t.Errorf("kubeadm upgrades a CoreDNS that it does not know: %v\n%s", err, out)
 	}

@@ -213,7 +213,7 @@ func (e *etcds) decide(i int, want etcdmember.Action) etcdmember.Decision {
 	return d
 }
 
-// blank serves, until the test ends, the response of a master that has no data.
+// blank serves the response of a master that has no data, until stop is called or the test ends.
 func (e *etcds) blank(i int) (stop func()) {
 	e.t.Helper()
 	l, err := net.Listen("tcp", strings.TrimPrefix(e.peer[i], "http://"))
@@ -421,8 +421,9 @@ func TestOldDiskPutBack(t *testing.T) {
 }
 
 // TestAnotherBootstrap wipes two masters, bootstraps them again, and starts the third with its old
-// disk. With another permit it has another ID and stops. With the first permit the IDs are equal:
-// neither the decision nor etcd detects the old disk, and etcd mixes two histories.
+// disk. With another permit, the new cluster has another ID, and the third stops. With the first
+// permit the IDs are equal: neither the decision nor etcd detects the old disk, and etcd mixes two
+// histories.
 func TestAnotherBootstrap(t *testing.T) {
 	for permit, want := range map[string]etcdmember.Action{"first": etcdmember.Start, "second": etcdmember.Stop} {
 		t.Run(permit, func(t *testing.T) {
@@ -540,8 +541,8 @@ func TestContinueFromOne(t *testing.T) {
 	e.stop(0)
 	e.decide(0, etcdmember.Start) // it has a quorum: the request has no effect
 
-	// All machines lose power while the request is still in their Sites. The named one alone has no
-	// quorum. The others need not wait for a quorum, because it counts them as members.
+	// All machines lose power while the request is still in their Sites. m1 alone has no quorum. The
+	// others start without one, because m1 counts them as members.
 	for i := range 3 {
 		e.stop(i)
 	}

@@ -58,7 +58,7 @@ func nodeCertificate(t *testing.T, lc *lab.Cluster, node string, end time.Time) 
 	return slices.Concat(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret}))
 }
 
-// makeClusterInfoAnew makes the cluster publish cluster-info again, which then has another UID.
+// makeClusterInfoAnew recreates cluster-info, which then has another UID.
 func makeClusterInfoAnew(t *testing.T, lc *lab.Cluster) {
 	t.Helper()
 	const path = "/api/v1/namespaces/kube-public/configmaps/cluster-info"
@@ -153,7 +153,7 @@ func TestExpiredMemberJoinsAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	spec.Masters = []string{strings.TrimPrefix(admin.Server, "https://")} // the address at which this host reaches it
+	spec.Masters = []string{strings.TrimPrefix(admin.Server, "https://")} // the API server's address on this host
 	phase := func() phases.Phase {
 		for _, p := range firstboot.Phases(&site.Active{Site: spec, Node: "shop-9"}) {
 			if p.Name == "cluster" {

@@ -17,9 +17,9 @@ import (
 	"github.com/edgebake/edgebake/test/kerneltest"
 )
 
-// TestMasterShowsItsCluster checks that ipvscare sends traffic only to an API server that shows one
-// of the known UIDs: that of cluster-info, which is public, or that of the Node or the Service,
-// which require a certificate.
+// TestMasterShowsItsCluster checks that ipvscare sends traffic only to an API server that returns a
+// known UID: of cluster-info, which is public, or of the Node or the Service, which require a
+// certificate.
 func TestMasterShowsItsCluster(t *testing.T) {
 	lc := needCluster(t)
 	ctx := t.Context()

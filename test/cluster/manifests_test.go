@@ -111,7 +111,7 @@ func TestManifestsAreApplied(t *testing.T) {
 			if err := lc.Delete(context.Background(), p); err != nil {
 				t.Error(err)
 			}
-			gone(t, lc, p) // the next test compares all objects with the original ones
+			gone(t, lc, p) // TestPrepareVerifyRevert compares all objects of the cluster
 		}
 	})
 

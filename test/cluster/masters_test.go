@@ -148,7 +148,7 @@ func (m *masters) note(i int, name string) {
 	})
 }
 
-// uid returns a ConfigMap's UID from the i-th API server.
+// uid returns the UID of the object at path, from the i-th API server.
 func (m *masters) uid(i int, path string) (uid string) {
 	m.t.Helper()
 	m.patiently(i, "to know "+path, func() error {

@@ -61,7 +61,7 @@ func needEtcdutl(t *testing.T) string {
 	return program
 }
 
-// paced has the tests that have already reserved their time.
+// paced contains the names of the tests that have already called pace.Takes.
 var paced sync.Map
 
 func needPrograms(t *testing.T) *lab.Programs {

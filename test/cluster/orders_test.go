@@ -157,7 +157,7 @@ func TestOrderOfARealCluster(t *testing.T) {
 		t.Errorf("answered %+v", a)
 	}
 
-	// A machine cannot annotate another machine's Node either.
+	// A machine cannot annotate another machine's Node.
 	k, err := kubeapi.ParseKubeconfig(conf)
 	if err != nil {
 		t.Fatal(err)

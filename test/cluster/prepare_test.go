@@ -74,7 +74,7 @@ ipvs:
 func TestPrepareVerifyRevert(t *testing.T) {
 	lc := needCluster(t)
 	c, ctx := open(t, lc, ""), t.Context()
-	// Without OpenYurt, a node pool gives one row of the table, with its fix.
+	// Without OpenYurt, a requested node pool is one failed check with a fix.
 	found, err := c.Verify(ctx, cluster.PrepareOptions{VIP: "10.103.97.9", Pools: map[string]string{"shops": "Edge"}}, lab.Endpoint)
 	if err != nil || len(found) < 5 || !slices.ContainsFunc(found, func(f cluster.Check) bool {
 		return f.Name == "node pool shops" && f.State == cluster.CheckFailed && strings.Contains(f.Fix, "yurt-manager")
@@ -158,7 +158,7 @@ func TestPrepareVerifyRevert(t *testing.T) {
 		t.Errorf("a second revert: %v %v", back, err)
 	}
 
-	// Revert keeps changes that others have made since, and keeps them in the record.
+	// Revert leaves an object that another client has changed since, and keeps it in the record.
 	if plan, err = c.Plan(ctx, wanted); err != nil {
 		t.Fatal(err)
 	}
@@ -217,7 +217,7 @@ func TestPrepareHalfway(t *testing.T) {
 	compare(t, was, objects(t, lc))
 }
 
-// TestPrepareRights checks that the error has all missing rights, and that nothing is written.
+// TestPrepareRights checks that the error names all missing rights, and that nothing is written.
 func TestPrepareRights(t *testing.T) {
 	lc := needCluster(t)
 	ctx := t.Context()

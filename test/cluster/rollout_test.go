@@ -31,9 +31,10 @@ import (
 // nodesOfRollout is the number of Nodes in TestRolloutOfARealCluster; nightly runs have 1,000.
 const nodesOfRollout = 50
 
-// TestRolloutOfARealCluster runs a rollout on many Nodes of a real API server, whose simulated
-// machines answer with the Nodes' own rights. It kills and repeats the rollout at random points.
-// The machines at risk must stay within the budget, none may restart twice, and the number of
+// TestRolloutOfARealCluster runs a rollout on many Nodes of a real API server. The simulated
+// machines answer with their own certificates. The test kills the rollout at random points and runs
+// it again.
+// The machines at risk must stay within the budget, no machine may restart twice, and the number of
 // requests is limited.
 func TestRolloutOfARealCluster(t *testing.T) {
 	lc := needCluster(t)

@@ -38,7 +38,7 @@ func TestPrintedStep(t *testing.T) {
 		t.Fatalf("the step has another form: %s", rest)
 	}
 
-	// These are the files on a simulated machine, which the person edits.
+	// The files of a simulated control-plane node, which the commands change.
 	kubernetes, home := filepath.Join(t.TempDir(), "kubernetes"), t.TempDir()
 	for name, text := range map[string]string{"pki/": "", "manifests/kube-apiserver.yaml": "spec:\n  containers:\n  - command:\n    - kube-apiserver\n    - --advertise-address=192.0.2.11\n"} {
 		if err := os.MkdirAll(filepath.Join(kubernetes, filepath.Dir(name)), 0o700); err != nil {

@@ -26,7 +26,7 @@ import (
 )
 
 // TestUpdateLease checks with the Lease of a real API server that only one of several control-plane
-// nodes may be updated at a time, and the next one when it is done.
+// nodes may be updated at a time, and the next one once the Lease is released.
 func TestUpdateLease(t *testing.T) {
 	m := newMasters(t)
 	for i := range 3 {
@@ -68,7 +68,7 @@ func TestUpdateLease(t *testing.T) {
 			if who == holder {
 				continue
 			}
-			if err := lease.Release(t.Context()); err != nil { // the update was tried
+			if err := lease.Release(t.Context()); err != nil { // has no effect on another node's Lease
 				t.Errorf("%s: %v", who, err)
 			}
 			if err := lease.Acquire(t.Context()); err == nil {
@@ -141,7 +141,7 @@ func (m *masters) updateLease(i int) controlplane.UpdateLease {
 		ControlPlane: &configs.SiteControlPlane{Members: []configs.ControlPlaneMember{self}}})
 }
 
-// TestHealthyEtcd checks etcd's own health answers, with and without faults.
+// TestHealthyEtcd checks Maintenance.Healthy with etcd members that run, are down, or do not vote.
 func TestHealthyEtcd(t *testing.T) {
 	e := newEtcds(t)
 	etcd := func(i int) etcdmember.Client {

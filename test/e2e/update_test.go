@@ -430,7 +430,7 @@ func (w *world) signs(doc string, serial int) string {
 
 // ordered writes an order to update to an image of the web server to the Node, and waits until the
 // machine is Ready again and has answered that the order is done. It starts the service itself,
-// because its timer would start it only every 15 minutes.
+// because the timer may take 15 minutes.
 func (w *world) ordered(vm *lab.VM, before *lab.Object, url, image string) *lab.Object {
 	w.t.Helper()
 	target, err := media.ReadUpdate(media.ImageSource{Name: filepath.Join(w.lab.Dir, "www", image+".raw.zst")})
