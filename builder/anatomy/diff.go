@@ -11,6 +11,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/configs/bytesize"
+	"github.com/edgebake/edgebake/configs/joined"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/update"
 )
@@ -66,19 +67,14 @@ type TextChange struct {
 
 // Diff compares two images.
 func Diff(a, b string) (*Difference, error) {
-	ia, err := media.Inspect(a)
-	if err != nil {
+	ia, errA := media.Inspect(a)
+	ib, errB := media.Inspect(b)
+	if err := joined.Distinct(errA, errB); err != nil {
 		return nil, err
 	}
-	ib, err := media.Inspect(b)
-	if err != nil {
-		return nil, err
-	}
-	fa, err := media.ReadFiles(a)
-	if err != nil {
-		return nil, err
-	}
-	fb, err := media.ReadFiles(b)
+	fa, errA := media.ReadFiles(a)
+	fb, errB := media.ReadFiles(b)
+	err := joined.Distinct(errA, errB)
 	if err != nil {
 		return nil, err
 	}

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/edgebake/edgebake/configs/joined"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/chunk"
 	"github.com/edgebake/edgebake/ondisk/slot"
@@ -71,23 +72,16 @@ func ReadUpdate(s ImageSource) (*UpdateTarget, error) {
 // describes.
 func CostOfUpdate(from string, s ImageSource) (*UpdateCost, error) {
 	to := s.Name
-	m, err := s.open()
-	if err != nil {
+	m, i, err := s.openIndexed()
+	if err == nil {
+		defer m.Close()
+	}
+	old, root, errOld := openWithRoot(from)
+	if errOld == nil {
+		defer old.Close()
+	}
+	if err := joined.Distinct(errOld, err); err != nil {
 		return nil, err
-	}
-	defer m.Close()
-	i, err := m.updateIndex()
-	if err != nil {
-		return nil, fmt.Errorf("reading image %s: %w", to, err)
-	}
-	old, err := Open(from)
-	if err != nil {
-		return nil, err
-	}
-	defer old.Close()
-	root, err := old.rootLabel()
-	if err != nil {
-		return nil, fmt.Errorf("reading image %s: %w", from, err)
 	}
 	have := localChunks{}
 	for _, label := range []string{ondisk.LabelESP, root} {
@@ -107,6 +101,34 @@ func CostOfUpdate(from string, s ImageSource) (*UpdateCost, error) {
 	c.Bytes = c.Index + c.Root + c.Boot + c.Data + c.overhead()
 	c.Rejected = rejections(old.info, m.info, i)
 	return c, nil
+}
+
+// openIndexed opens an image and reads its chunk index.
+func (s ImageSource) openIndexed() (*Image, *update.Image, error) {
+	m, err := s.open()
+	if err != nil {
+		return nil, nil, err
+	}
+	i, err := m.updateIndex()
+	if err != nil {
+		m.Close()
+		return nil, nil, fmt.Errorf("reading image %s: %w", s.Name, err)
+	}
+	return m, i, nil
+}
+
+// openWithRoot opens an image or a disk, and returns its rootLabel.
+func openWithRoot(path string) (*Image, string, error) {
+	m, err := Open(path)
+	if err != nil {
+		return nil, "", err
+	}
+	root, err := m.rootLabel()
+	if err != nil {
+		m.Close()
+		return nil, "", fmt.Errorf("reading image %s: %w", path, err)
+	}
+	return m, root, nil
 }
 
 // rejections returns the reasons why a machine with the image old rejects the image now. It checks

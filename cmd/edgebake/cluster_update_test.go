@@ -126,6 +126,8 @@ clusters: [{name: a, cluster: {server: %q}}], users: [{name: a, user: {}}]}`, ap
 	}})
 	update(1, url, "--dry-run", "--from", "other-key.raw")
 	c.want(c.err, "machines with image other-key.raw reject image "+url+": the image's signature is damaged")
+	update(1, url, "--dry-run", "--from", "admin.conf", "--from", "other-key.raw")
+	c.want(c.err, "admin.conf: not an edgebake image", "machines with image other-key.raw reject")
 	reindex(t, image, filepath.Join(c.dir, "odd.raw.zst"), func(x *chunk.Index) { x.Golden = "odd" })
 	update(1, web.URL+"/odd.raw.zst")
 	c.want(c.err, "cannot be ordered", "want URL@sha256:GOLDEN")

@@ -18,6 +18,7 @@ import (
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/bytesize"
 	"github.com/edgebake/edgebake/configs/forms"
+	"github.com/edgebake/edgebake/configs/joined"
 	"github.com/edgebake/edgebake/ondisk/order"
 	"github.com/spf13/cobra"
 )
@@ -302,18 +303,20 @@ func (u *updateFlags) costs(source media.ImageSource) (map[string]int64, error) 
 	for _, old := range u.from {
 		i, err := media.Inspect(old)
 		if err != nil {
-			return nil, err
+			errs = append(errs, err)
+			continue
 		}
 		c, err := media.CostOfUpdate(old, source)
 		if err != nil {
-			return nil, err
+			errs = append(errs, err)
+			continue
 		}
 		out[i.Image.Plan] = c.Bytes
 		for _, why := range c.Rejected {
 			errs = append(errs, fmt.Errorf("machines with image %s reject image %s: %s", old, source.Name, why))
 		}
 	}
-	return out, errors.Join(errs...)
+	return out, joined.Distinct(errs...)
 }
 
 // updateRow is an UpdateRow with the number of bytes that its node has to download.
