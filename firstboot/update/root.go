@@ -287,7 +287,7 @@ func (f *fetcher) assemble(ctx context.Context, p *chunk.Part, dev machine.Devic
 }
 
 // errReadBack means that the disk returns other data than was written.
-var errReadBack = errors.New("the disk returns other bytes than were written to it: it is failing")
+var errReadBack = errors.New("the disk returns other data than was written to it: the disk is failing: use another disk")
 
 // verify reads a part's file system from dev, and compares it with the image.
 func (f *fetcher) verify(ctx context.Context, p *chunk.Part, dev machine.Device) error {

@@ -497,7 +497,7 @@ func roomOnESP(e *machine.Env, need int64) error {
 		return fmt.Errorf("reading the free space on the EFI system partition: %w", err)
 	}
 	if free < need {
-		return fmt.Errorf("the EFI system partition has %s free, but the new kernel and initrd need %s", bytesize.MiB(free), bytesize.MiB(need))
+		return fmt.Errorf("the EFI system partition has %s free, but the new kernel and initrd need %s: make them smaller, or flash the machine with the new image", bytesize.MiB(free), bytesize.MiB(need))
 	}
 	return nil
 }
@@ -519,7 +519,7 @@ func (u *job) makeEntry(e *machine.Env, text string) (string, error) {
 			return "", fmt.Errorf("disk %s has no partition %s", u.sys.disk.Name, label)
 		}
 		if guids[p.GUID] = guidOf(e, own); guids[p.GUID] == "" {
-			return "", fmt.Errorf("the kernel does not show the GUID of partition %s", own.Name)
+			return "", fmt.Errorf("finding the GUID of partition %s: neither the kernel nor /dev/disk/by-partuuid has it", own.Name)
 		}
 	}
 	all, err := entries(e)

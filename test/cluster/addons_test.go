@@ -88,7 +88,7 @@ func TestAddons(t *testing.T) {
 		}
 	}
 	if want := "server: https://" + sites[0].Site.EndpointHostPort(); !strings.Contains(proxy.Data["kubeconfig.conf"], want) {
-		t.Errorf("kube-proxy does not go to the endpoint (%s):\n%s", want, proxy.Data["kubeconfig.conf"])
+		t.Errorf("kube-proxy does not use the endpoint (%s):\n%s", want, proxy.Data["kubeconfig.conf"])
 	}
 	needed := map[string]string{}
 	for _, n := range sites[0].Site.ControlPlane.Documents().Images(p.Version) {
@@ -108,7 +108,7 @@ func TestAddons(t *testing.T) {
 		image := fmt.Sprint(w.Spec.Template.Spec.Containers[0].Image)
 		name, got, _ := strings.Cut(image, ":")
 		if _, asked := needed[name]; !asked || got != tag {
-			t.Errorf("%s runs %s, wanted tag %s of an image that stamping asks for: %v", path, image, tag, needed)
+			t.Errorf("%s runs %s, want tag %s of an image that stamping requires: %v", path, image, tag, needed)
 		}
 	}
 }

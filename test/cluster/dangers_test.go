@@ -40,7 +40,7 @@ func TestDangers(t *testing.T) {
 				t.Errorf("members: %+v", v.Members)
 			}
 		},
-		"new, beside one that has slept": func(t *testing.T, e *etcds) {
+		"new, the reachable peer lacks the last write": func(t *testing.T, e *etcds) {
 			e.stop(1)
 			e.put(0, "late", "acknowledged") // m1 and m3 acknowledge
 			e.stop(0)
@@ -64,7 +64,7 @@ func TestDangers(t *testing.T) {
 			e.bootstrap(0, 1, 2)
 			e.put(0, "k", "kept")
 			for i := range 3 {
-				until(t, "all to have it", func() bool { return e.has(i, "k", "kept") })
+				until(t, "all members to have the value", func() bool { return e.has(i, "k", "kept") })
 			}
 			danger(t, e)
 		})
@@ -96,7 +96,7 @@ func TestForcedAgainAfterJoins(t *testing.T) {
 	e.replaceFrom(2, 0)
 	e.stop(0)
 	e.start(0, e.all(), "existing", "--force-new-cluster=true")
-	until(t, "those that have joined to end", func() bool {
+	until(t, "m2, which had joined, to exit", func() bool {
 		log, err := os.ReadFile(e.disk(1) + ".log")
 		return err == nil && strings.Contains(string(log), "the member has been permanently removed")
 	})
@@ -111,7 +111,7 @@ func TestForcedAgainAfterJoins(t *testing.T) {
 	e.start(0, e.all(), "existing", "--force-new-cluster=true", "--listen-client-urls", inside)
 	own := etcdmember.Client{HTTP: http.DefaultClient, URL: inside}
 	until(t, "the forced member to serve", func() bool { _, err := own.Members(t.Context()); return err == nil })
-	until(t, "the others to see it", func() bool { return e.probe(0) == etcdmember.InUse })
+	until(t, "the others to see the forced member", func() bool { return e.probe(0) == etcdmember.InUse })
 	e.decide(1, etcdmember.Wait)
 	e.stop(0)
 	e.start(0, e.all(), "existing")

@@ -431,7 +431,7 @@ func TestAnotherBootstrap(t *testing.T) {
 			e := newEtcds(t)
 			e.bootstrap(0, 1, 2)
 			e.put(2, "k", "first")
-			until(t, "all to have it", func() bool { return e.has(0, "k", "first") })
+			until(t, "m1 to have the value", func() bool { return e.has(0, "k", "first") })
 			e.stop(2)
 			e.wipe(0)
 			e.wipe(1)
@@ -507,7 +507,7 @@ func TestContinueFromOne(t *testing.T) {
 	e := newEtcds(t)
 	e.bootstrap(0, 1, 2)
 	e.put(0, "k", "kept")
-	until(t, "all to have it", func() bool { return e.has(2, "k", "kept") })
+	until(t, "m3 to have the value", func() bool { return e.has(2, "k", "kept") })
 	// Write more, because the last write may be lost: a member logs a commit only with the next
 	// write, and --force-new-cluster discards uncommitted entries.
 	for i := range 3 {

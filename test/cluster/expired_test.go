@@ -172,11 +172,11 @@ func TestExpiredMemberJoinsAgain(t *testing.T) {
 
 	enrol(time.Now().AddDate(0, 1, 0))
 	makeClusterInfoAnew(t, lc)
-	look(phases.Done, "with a certificate that holds, the Service shows the cluster")
+	look(phases.Done, "with a valid certificate, the Service's UID identifies the cluster")
 
 	enrol(time.Now().Add(-time.Hour))
 	if again, unclear := member.CheckRecreated(ctx, e, spec); again || !member.CannotShow(e, unclear) {
-		t.Errorf("the cluster was recreated: %v, unclear: %v", again, unclear)
+		t.Errorf("with an expired certificate: the cluster counts as recreated: %v, error %v", again, unclear)
 	}
 	p := phase()
 	if v, err := p.Look(ctx, e); err != nil || v != phases.Todo {

@@ -59,15 +59,15 @@ func TestMasterShowsItsCluster(t *testing.T) {
 		cert   string
 		want   string // expected state
 	}{
-		{"it is the cluster", ipvs.Joined{ClusterInfo: info, Node: "shop-1", NodeUID: node.Metadata.UID}, cert, "up"},
-		{"the Node is another", ipvs.Joined{ClusterInfo: info, Node: "gone", NodeUID: "1"}, cert, "up"},
-		{"cluster-info is another", ipvs.Joined{ClusterInfo: "1", Node: "shop-1", NodeUID: node.Metadata.UID}, cert, "up"},
-		{"both are", ipvs.Joined{ClusterInfo: "1", Node: "gone", NodeUID: "1"}, cert, "alien"},
-		{"both are, and the node has another UID", ipvs.Joined{ClusterInfo: "1", Node: "shop-1", NodeUID: "1"}, cert, "alien"},
-		{"both are, and the Service is not", ipvs.Joined{ClusterInfo: "1", Node: "gone", NodeUID: "1", ServiceUID: service}, cert, "up"},
-		{"all are", ipvs.Joined{ClusterInfo: "1", Node: "gone", NodeUID: "1", ServiceUID: "1"}, cert, "alien"},
-		{"cluster-info is another, and there is no certificate to ask with", ipvs.Joined{ClusterInfo: "1", Node: "shop-1", NodeUID: node.Metadata.UID}, "", "down"},
-		{"cluster-info is another, and the certificate has expired", ipvs.Joined{ClusterInfo: "1", Node: "shop-1", NodeUID: node.Metadata.UID, ServiceUID: service}, expired, "down"},
+		{"all UIDs match", ipvs.Joined{ClusterInfo: info, Node: "shop-1", NodeUID: node.Metadata.UID}, cert, "up"},
+		{"another Node", ipvs.Joined{ClusterInfo: info, Node: "gone", NodeUID: "1"}, cert, "up"},
+		{"another cluster-info", ipvs.Joined{ClusterInfo: "1", Node: "shop-1", NodeUID: node.Metadata.UID}, cert, "up"},
+		{"another cluster-info and no such Node", ipvs.Joined{ClusterInfo: "1", Node: "gone", NodeUID: "1"}, cert, "alien"},
+		{"another cluster-info, and the Node has another UID", ipvs.Joined{ClusterInfo: "1", Node: "shop-1", NodeUID: "1"}, cert, "alien"},
+		{"another cluster-info and no such Node, but the Service matches", ipvs.Joined{ClusterInfo: "1", Node: "gone", NodeUID: "1", ServiceUID: service}, cert, "up"},
+		{"no UID matches", ipvs.Joined{ClusterInfo: "1", Node: "gone", NodeUID: "1", ServiceUID: "1"}, cert, "alien"},
+		{"another cluster-info, and there is no client certificate", ipvs.Joined{ClusterInfo: "1", Node: "shop-1", NodeUID: node.Metadata.UID}, "", "down"},
+		{"another cluster-info, and the client certificate has expired", ipvs.Joined{ClusterInfo: "1", Node: "shop-1", NodeUID: node.Metadata.UID, ServiceUID: service}, expired, "down"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			rules := &kerneltest.Table{}
@@ -91,7 +91,7 @@ func TestMasterShowsItsCluster(t *testing.T) {
 				s := d.Status().Servers
 				return len(s) == 1 && len(s[0].Masters) == 1 && s[0].Masters[0].State == tt.want
 			})
-			until(t, "the kernel to have it so", func() bool {
+			until(t, "the kernel's table to match", func() bool {
 				s, _ := rules.Service(server.VIP)
 				return s != nil && (len(s.Dests) == 1) == (tt.want == "up")
 			})

@@ -76,7 +76,7 @@ func open(t *testing.T, c *lab.Cluster, user string) *cluster.Client {
 		}
 		changed := strings.Replace(string(text), "    client-certificate-data:", "    as: "+user+"\n    client-certificate-data:", 1)
 		if changed == string(text) {
-			t.Fatalf("the kubeconfig has another form:\n%s", text)
+			t.Fatalf("the kubeconfig has no client-certificate-data:\n%s", text)
 		}
 		file = filepath.Join(t.TempDir(), "kubeconfig")
 		if err := os.WriteFile(file, []byte(changed), 0o600); err != nil {
@@ -134,7 +134,7 @@ func TestTokenLife(t *testing.T) {
 	}
 	all, err := c.Tokens(ctx, time.Now())
 	if err != nil || len(all) != 2 {
-		t.Errorf("%d tokens, want the lab's and ours: %v", len(all), err)
+		t.Errorf("%d tokens, want the lab's and the minted one: %v", len(all), err)
 	}
 	if strings.Contains(fmt.Sprintf("%+v", all), token[7:]) {
 		t.Error("a list shows a secret")
@@ -266,7 +266,7 @@ func TestTokenWithoutGroupsRights(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	until(t, "the missing right to be told", func() bool {
+	until(t, "the missing right to be reported", func() bool {
 		checked, err := c.CheckToken(ctx, lc.Token, time.Now())
 		if err != nil {
 			t.Fatal(err)

@@ -64,7 +64,7 @@ func TestFullDatabase(t *testing.T) {
 		}
 	}
 	if err == nil || !strings.Contains(err.Error(), "space exceeded") {
-		t.Fatalf("etcd has a quota of 150 MiB, and with 400 MiB: %v", err)
+		t.Fatalf("with a quota of 150 MiB, etcd does not reject 400 MiB of writes: %v", err)
 	}
 	etcd := func(i int) etcdmember.Client { return etcdmember.Client{HTTP: http.DefaultClient, URL: e.client[i]} }
 	leader := func() int {
@@ -88,7 +88,7 @@ func TestFullDatabase(t *testing.T) {
 			}
 		}
 		var f etcdmember.Maintained
-		until(t, "etcd to be looked after", func() bool {
+		until(t, "etcd's maintenance to succeed", func() bool {
 			f, err = u.Run(t.Context())
 			return err == nil
 		})
@@ -104,7 +104,7 @@ func TestFullDatabase(t *testing.T) {
 		t.Errorf("while one member does not answer: %+v", f)
 	}
 	e.start(away, e.all(), "new", quota...)
-	until(t, "it to answer", func() bool { _, err := etcd(away).Status(t.Context()); return err == nil })
+	until(t, name(away)+" to answer", func() bool { _, err := etcd(away).Status(t.Context()); return err == nil })
 	// Machines other than the leader's only report the full database.
 	lead := leader()
 	if f := keep((lead + 1) % 3); f.Healthy || len(f.Done) > 0 || !strings.Contains(said(f), "rejects writes") {
@@ -112,7 +112,7 @@ func TestFullDatabase(t *testing.T) {
 	}
 	// While a member is defragmented it does not answer, so another one may become the leader. So
 	// the test always uses the present leader's machine. Real machines maintain etcd once a day.
-	until(t, "the leader to make room", func() bool {
+	until(t, "the leader to free space", func() bool {
 		f := keep(leader())
 		return strings.Contains(said(f), "cleared etcd's alarm NOSPACE")
 	})

@@ -68,7 +68,7 @@ func gone(t *testing.T, lc *lab.Cluster, path string) {
 			return
 		}
 	}
-	t.Errorf("%s is there 5 minutes after it was deleted: %v", path, err)
+	t.Errorf("%s still exists 5 minutes after it was deleted: %v", path, err)
 }
 
 // TestManifestsAreApplied checks with a real API server that in the end all objects exist, applying

@@ -193,7 +193,7 @@ func TestFirstMasterDies(t *testing.T) {
 	m.note(1, "second")
 	for _, i := range []int{1, 2} {
 		if now := m.uid(i, defaultConfigMaps+"first"); now != before {
-			t.Errorf("%s: what was written through the first one is %s, was %s", name(i), now, before)
+			t.Errorf("%s: the ConfigMap written through m1 has UID %s, want %s", name(i), now, before)
 		}
 	}
 
@@ -201,7 +201,7 @@ func TestFirstMasterDies(t *testing.T) {
 	m.serve(0)
 	second := m.uid(1, defaultConfigMaps+"second")
 	if now := m.uid(0, defaultConfigMaps+"second"); now != second {
-		t.Errorf("written anew, it has %s, the others %s", now, second)
+		t.Errorf("m1, reflashed, returns UID %s for the ConfigMap written through m2, which returns %s", now, second)
 	}
 	m.die(1)
 	m.note(0, "third")
@@ -209,7 +209,7 @@ func TestFirstMasterDies(t *testing.T) {
 		t.Error("the two masters belong to different clusters")
 	}
 	if now := m.uid(0, "/api/v1/namespaces/kube-system"); now != system {
-		t.Errorf("the cluster is another one: %s, was %s", now, system)
+		t.Errorf("the namespace kube-system has UID %s, want %s", now, system)
 	}
 
 	// Two of three are lost. The reflashed one stops, and the third's etcd accepts no writes, so

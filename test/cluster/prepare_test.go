@@ -57,7 +57,7 @@ func compare(t *testing.T, was, is map[string]string) {
 	}
 	for k := range is {
 		if was[k] == "" {
-			t.Errorf("%s was left behind", k)
+			t.Errorf("%s should not exist", k)
 		}
 	}
 }
@@ -113,7 +113,7 @@ func TestPrepareVerifyRevert(t *testing.T) {
 	}
 	was := objects(t, lc)
 	if got := bad(); len(got) != 8 {
-		t.Errorf("%d things are missing: %q", len(got), got)
+		t.Errorf("%d checks fail, want 8: %q", len(got), got)
 	}
 	plan, err := c.Plan(ctx, wanted)
 	if err != nil {
@@ -130,13 +130,13 @@ func TestPrepareVerifyRevert(t *testing.T) {
 		}
 	}
 	if strings.Contains(shown.String(), "nodepools.apps.openyurt.io there") {
-		t.Error("the plan makes a pool that exists")
+		t.Error("the plan creates a node pool that exists")
 	}
 	if err := c.Prepare(ctx, plan); err != nil {
 		t.Fatal(err)
 	}
 	if got := bad(); len(got) != 0 {
-		t.Errorf("after prepare there are missing: %q", got)
+		t.Errorf("after prepare, these checks fail: %q", got)
 	}
 	if again, err := c.Plan(ctx, wanted); err != nil || len(again) != 0 {
 		t.Errorf("a second plan: %v %v", again, err)

@@ -46,7 +46,7 @@ func TestArm64(t *testing.T) {
 	same := func(how, image string) {
 		t.Helper()
 		if got := disktest.Sum(t, image); got != want {
-			t.Errorf("%s: another image", how)
+			t.Errorf("%s: the image has other bytes than the first one", how)
 		}
 		os.Remove(image)
 	}
@@ -111,7 +111,7 @@ func needArm64(t *testing.T) {
 		}
 	}
 	if len(missing) > 0 {
-		desk.Lacks(t, "arm64 needs %s (`test/deps/install.sh demo arm64` installs and registers)", strings.Join(missing, ", "))
+		desk.Lacks(t, "arm64 needs %s (`test/deps/install.sh demo arm64` installs and registers them)", strings.Join(missing, ", "))
 	}
 }
 
@@ -205,7 +205,7 @@ func (w *world) checkGolden(image, arch string) {
 		w.t.Fatal(err)
 	}
 	if info.Image.Arch != arch {
-		w.t.Errorf("the image is for %s, and not for %s", info.Image.Arch, arch)
+		w.t.Errorf("the image is for %s, want %s", info.Image.Arch, arch)
 	}
 	w.oracle("No problems found", "sgdisk", "-v", image)
 	w.oracle(rootType, "sgdisk", "-i", "3", image)

@@ -65,13 +65,13 @@ func TestBaseTwice(t *testing.T) {
 				second, others = build("third", "022", "TZ=America/St_Johns", "LC_ALL=C")
 			}
 			if len(have) < 5000 {
-				t.Errorf("a base of %d files", len(have))
+				t.Errorf("the base has only %d files", len(have))
 			}
 			both := maps.Clone(have)
 			maps.Copy(both, others)
 			for _, name := range slices.Sorted(maps.Keys(both)) {
 				if have[name] != others[name] {
-					t.Errorf("%s: %q and %q", name, have[name], others[name])
+					t.Errorf("%s differs: %q and %q", name, have[name], others[name])
 				}
 			}
 			for _, name := range []string{"made.tar", "x.raw"} {

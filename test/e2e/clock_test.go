@@ -84,7 +84,7 @@ echo "edgebake-test: set off" >/dev/ttyS0`); err != nil {
 	defer cancel()
 	if _, err := w.c.WaitNode(ctx, master, "m1", func(o *lab.Object) (bool, string) {
 		if _, ok := o.Metadata.Labels["node-role.kubernetes.io/control-plane"]; o.Metadata.UID == before.Metadata.UID || !ok {
-			return false, "it is not a control-plane node's yet"
+			return false, "the Node was not registered again as a control-plane node's yet"
 		}
 		return lab.Ready(o)
 	}); err != nil {

@@ -51,7 +51,7 @@ var made = sync.OnceValues(makeParts)
 func need(t *testing.T) *parts {
 	t.Helper()
 	if testing.Short() {
-		t.Skip("with -short: `make test` boots one machine, the demo's")
+		t.Skip("with -short: `make test` boots only the machine of the demo")
 	}
 	var missing []string
 	if os.Geteuid() != 0 {
@@ -110,7 +110,7 @@ func (p *parts) run(ctx context.Context, argv ...string) error {
 func nightly(t *testing.T) {
 	t.Helper()
 	if os.Getenv("EDGEBAKE_NIGHTLY") == "" {
-		t.Skip("a long run: `make nightly`")
+		t.Skip("a long test, which `make nightly` runs")
 	}
 }
 
@@ -164,7 +164,7 @@ func newNet(t *testing.T, p *parts) *world {
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("evidence, whole in %s:\n%s", dir, w.lab.Evidence())
+			t.Logf("the ends of the logs in %s:\n%s", dir, w.lab.Evidence())
 		}
 		if err := w.lab.Close(); err != nil {
 			t.Error(err)
@@ -246,7 +246,7 @@ func (w *world) becomesReady(vm *lab.VM, before *lab.Object) (*lab.Object, error
 	defer cancel()
 	node, err := w.c.WaitNode(ctx, vm, vm.Node, func(o *lab.Object) (bool, string) {
 		if before != nil && o.Status.NodeInfo.BootID == before.Status.NodeInfo.BootID {
-			return false, "the cluster has not heard of this boot yet"
+			return false, "the Node has the boot ID of the previous boot"
 		}
 		return lab.Ready(o)
 	})
@@ -323,7 +323,7 @@ func (w *world) hear(vm *lab.VM, from int, line string) (lab.Line, int) {
 
 // secretForms returns the encodings in which a secret may be on a disk.
 func secretForms(secret string) map[string][]byte {
-	forms := map[string][]byte{"as it is": []byte(secret)}
+	forms := map[string][]byte{"in plain text": []byte(secret)}
 	for shift := range 3 {
 		// There are three alignments of base64. The characters at the ends also encode the
 		// neighbouring bytes, so omit them.
@@ -448,7 +448,7 @@ func (w *world) oracle(want string, argv ...string) {
 	w.t.Helper()
 	out, err := exec.Command(argv[0], argv[1:]...).CombinedOutput()
 	if errors.Is(err, exec.ErrNotFound) && os.Getenv("CI") == "" {
-		w.t.Logf("NOT JUDGED BY %s: it is not installed", argv[0])
+		w.t.Logf("NOT CHECKED by %s, which is not installed", argv[0])
 		return
 	}
 	if err != nil || !bytes.Contains(out, []byte(want)) {

@@ -212,7 +212,7 @@ func (w *edgeWorld) throughHub(vm *lab.VM) {
 		}
 	}
 	if regexp.MustCompile(`(?m)^to-master: .*"kubelet"`).MatchString(out) {
-		w.t.Error("kubelet has a connection to a master, past yurthub")
+		w.t.Error("kubelet is connected to a master directly, not through yurthub")
 	}
 	// Port 10250 proves that the network works. The other ports would give the node's rights to
 	// anyone who reaches them.
@@ -312,7 +312,7 @@ func (w *edgeWorld) offlineReboot(vm *lab.VM, node, pod *lab.Object, cut time.Du
 	w.podRuns(vm, "greeter")
 	again := w.pod("greeter")
 	if again.Metadata.UID != pod.Metadata.UID {
-		w.t.Error("after the reboot it is another pod")
+		w.t.Error("after the reboot the pod has another UID")
 	}
 	if n := again.Status.ContainerStatuses[0].RestartCount - pod.Status.ContainerStatuses[0].RestartCount; n < 1 {
 		w.t.Error("the pod's restart was not reported to the cluster")
@@ -325,7 +325,7 @@ func (w *edgeWorld) waitNotReady(vm *lab.VM) {
 	defer cancel()
 	if _, err := w.c.WaitNode(ctx, vm, vm.Node, func(o *lab.Object) (bool, string) {
 		ready, why := lab.Ready(o)
-		return !ready, "it is Ready still: " + why
+		return !ready, "it is still Ready: " + why
 	}); err != nil {
 		w.t.Fatal(err)
 	}
@@ -463,7 +463,7 @@ func TestConvertAndRevert(t *testing.T) {
 		t.Logf("revert:\n%s", out)
 		t.Logf("reverted in %.1f s", time.Since(start).Seconds())
 		if regexp.MustCompile(`(?m)^flags: .*openyurt|^active$|^cache$`).MatchString(out) {
-			t.Error("the revert has left files")
+			t.Error("revert left kubelet's flags, the running unit or the cache of yurthub")
 		}
 		check(false)
 	}
@@ -481,7 +481,7 @@ func TestConvertAndRevert(t *testing.T) {
 	if out, err := w.onNode(vm, "firstboot revert"); err != nil || !strings.Contains(out, "already") {
 		t.Errorf("reverting a native node: %v\n%s", err, out)
 	}
-	t.Logf("as another's node:\n%s", w.mustOnNode(vm, fmt.Sprintf(forget, w.c.Masters[0])))
+	t.Logf("made to look like a node that edgebake did not build:\n%s", w.mustOnNode(vm, fmt.Sprintf(forget, w.c.Masters[0])))
 	thereAndBack(convert)
 }
 

@@ -69,7 +69,7 @@ func TestOneStickForManyMachines(t *testing.T) {
 			t.Fatal(err)
 		}
 		if others := serial(names[(i+1)%len(names)]); strings.Contains(string(b), others) {
-			t.Errorf("the slot of %s has %s", name, others)
+			t.Errorf("the slot of %s contains %s, the serial number of another machine", name, others)
 		}
 	}
 }

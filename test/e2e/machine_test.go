@@ -71,7 +71,7 @@ func TestCorrectedSite(t *testing.T) {
 	w.expect(vm, 0, `edgebake: the new network settings do not reach an API server: the previous settings are back`)
 	again := w.ready(vm, node)
 	if again.Metadata.UID != node.Metadata.UID || again.Status.Addresses[0].Address != w.net.GuestAddr(0).String() {
-		t.Errorf("it is Node %s at %v, was %s", again.Metadata.UID, again.Status.Addresses, node.Metadata.UID)
+		t.Errorf("the Node has UID %s and addresses %v, want UID %s and %s first", again.Metadata.UID, again.Status.Addresses, node.Metadata.UID, w.net.GuestAddr(0))
 	}
 	w.off(vm)
 	w.noSecret(vm, w.disk(vm))
@@ -316,7 +316,7 @@ func (w *world) readyAfter(vm *lab.VM, before *lab.Object) *lab.Object {
 	defer cancel()
 	node, err := w.c.WaitNode(ctx, vm, vm.Node, func(o *lab.Object) (bool, string) {
 		if o.Status.NodeInfo.BootID == before.Status.NodeInfo.BootID {
-			return false, "the cluster has not heard of this boot yet"
+			return false, "the Node has the boot ID of the previous boot"
 		}
 		return lab.Ready(o)
 	})

@@ -232,7 +232,7 @@ func (w *world) addonsWork(nodes ...*lab.VM) {
 				return err
 			}
 			if n, _ := o.Status[field].(float64); int(n) != len(nodes) {
-				return fmt.Errorf("%v of %d are", o.Status[field], len(nodes))
+				return fmt.Errorf("%v of %d are Ready", o.Status[field], len(nodes))
 			}
 			return nil
 		})
@@ -265,7 +265,7 @@ func (w *world) addonsWork(nodes ...*lab.VM) {
 				return err
 			}
 			if pod.Status.Phase != "Succeeded" {
-				return fmt.Errorf("it is %s: %+v", pod.Status.Phase, pod.Status.ContainerStatuses)
+				return fmt.Errorf("the pod is %s: %+v", pod.Status.Phase, pod.Status.ContainerStatuses)
 			}
 			return nil
 		})

@@ -76,24 +76,24 @@ func TestClusterOfThree(t *testing.T) {
 	since := w.readySince("shop1")
 	m3.Cut()
 	w.ready(worker(1), nil)
-	passed("with the first one dead, a new worker has joined")
+	passed("m3 is dead, and a new worker has joined")
 	w.renews(shop1)
 	if now := w.readySince("shop1"); !now.Equal(since) {
-		t.Errorf("the worker became Ready again at %v: it was not, after a control-plane node had died", now)
+		t.Errorf("the worker became Ready at %v, so it was not Ready for a time after m3 died", now)
 	}
 
 	m3 = master(2)
 	before["m3"] = w.ready(m3, before["m3"])
-	passed("written anew, it has become a member again")
+	passed("m3, reflashed, is a member again")
 	m2.Cut()
 	w.writes(m1)
-	passed("with another one dead, the cluster takes writes: the new member votes")
+	passed("m2 is dead, and the cluster accepts writes, so m3 votes")
 	pod, err := w.c.WaitPod(t.Context(), shop1, "hello")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if s := pod.Status.ContainerStatuses; len(s) != 1 || s[0].RestartCount != 0 {
-		t.Errorf("the pod was started again: %+v", s)
+		t.Errorf("the pod's container was restarted: %+v", s)
 	}
 	for _, vm := range []*lab.VM{m1, shop1} {
 		vm.Cut()
@@ -103,7 +103,7 @@ func TestClusterOfThree(t *testing.T) {
 	w.keysOn(w.disk(shop1), minted, 0)
 	m1 = master(0) // m2 stays off
 	w.expect(m1, 0, `FAILED etcd-start: the cluster has been in use \(m3\), and has no quorum`)
-	passed("with two of three lost, the one that was written anew stops")
+	passed("m1 and m2 are lost; m1, reflashed, stops")
 	for _, vm := range []*lab.VM{m1, m3} {
 		vm.Cut()
 	}
@@ -121,9 +121,9 @@ func TestClusterOfThree(t *testing.T) {
 	w.ready(m1, before["m1"])
 	w.writes(m3)
 	if err := w.c.Get(t.Context(), "/api/v1/namespaces/default/pods/hello", new(lab.Object)); err != nil {
-		t.Errorf("reading the third machine's write: %v", err)
+		t.Errorf("reading the pod, which is in m3's data: %v", err)
 	}
-	passed("named by a person, the third continues alone, and the other has joined it")
+	passed("m3, named by a person, continues, and m1 has joined it")
 	w.on(shop1)
 	w.ready(shop1, before["shop1"])
 	w.podRuns(shop1, "hello")

@@ -88,7 +88,7 @@ func (w *world) cutAnywhere(r *rand.Rand, guest int, name string) {
 		if err != nil {
 			w.t.Fatalf("%s: %v", where, err)
 		}
-		w.t.Logf("%s: Ready after %.0f s, for %.0f s of which it had a processor", where, time.Since(start).Seconds(), ran.Seconds())
+		w.t.Logf("%s: Ready after %.0f s, with %.0f s of processor time", where, time.Since(start).Seconds(), ran.Seconds())
 	}
 	w.t.Logf("the disk was read at %d points and booted from at %d", len(all), len(boots))
 }
@@ -128,10 +128,10 @@ func (w *world) firstBoot(guest int, name string) (*lab.Recording, moments) {
 	w.record = false
 	m := moments{join: rec.At(join), joined: rec.At(joined), ready: rec.At(ready), end: rec.Len()}
 	m.flushes = rec.Flushes(m.join)
-	w.t.Logf("%d writes and flushes; the join begins at %d and ends at %d, Ready is said at %d; %d flushes since the join began",
+	w.t.Logf("%d writes and flushes; the join begins at %d and ends at %d, the console reports Ready at %d; %d flushes since the join began",
 		m.end, m.join, m.joined, m.ready, len(m.flushes))
 	if len(m.flushes) < 10 || m.ready <= m.join || m.ready >= m.end {
-		w.t.Fatal("the record of writes has no first boot")
+		w.t.Fatal("the record of writes lacks a part of first boot")
 	}
 	return rec, m
 }
@@ -330,7 +330,7 @@ func TestChoice(t *testing.T) {
 			}
 			for _, n := range m.flushes {
 				if nightly && !slices.Contains(boots, cutPoint{n, false}) {
-					t.Errorf("seed %d: the flush at %d is left out", seed, n)
+					t.Errorf("seed %d: no boot from the flush at %d", seed, n)
 				}
 			}
 		}

@@ -88,7 +88,7 @@ while sleep 15; do printf "\nedgebake-test: %s\n" "$(ipvscare status | tr -s " \
 	mark := w.expect(worker, worker.Serial.Mark(), `edgebake-test: .* alien `)
 	w.expect(worker, mark, `hello from shop1, up [0-9]{3,} s`) // the pod has been running since before the new bootstrap
 	if _, err := w.c.Node(t.Context(), "shop1"); !lab.NotFound(err) {
-		t.Errorf("the worker's Node in a cluster that it has not joined: %v", err)
+		t.Errorf("the new cluster has a Node of the worker, which has not joined it: %v", err)
 	}
 	mark = worker.Serial.Mark()
 	if err := worker.Reset(t.Context()); err != nil {

@@ -214,7 +214,7 @@ func (w *world) pinned(vm *lab.VM, want string) {
 	out := w.mustOnNode(vm, `ctr -n k8s.io images ls -q 'labels."io.cri-containerd.pinned"==pinned'`)
 	for _, name := range []string{helloImage, newHello} {
 		if pinned := slices.Contains(strings.Fields(out), name); pinned != (name == want) {
-			w.t.Errorf("%s pinned: %v\n%s", name, pinned, out)
+			w.t.Errorf("container image %s is pinned: %v, want %v\n%s", name, pinned, name == want, out)
 		}
 	}
 }
@@ -245,7 +245,7 @@ func TestUpdateMinor(t *testing.T) {
 `
 	vm, node, url := w.toUpdate(w.variant("first", lab.KubernetesVersion, older), w.variant("second"), w.variant("third", "files:\n", spoil))
 	if got := node.Status.NodeInfo.KubeletVersion; got != older {
-		t.Fatalf("kubelet is %s", got)
+		t.Fatalf("kubelet is %s, want %s", got, older)
 	}
 	w.makePod(vm, "hello")
 	err := w.c.Create(t.Context(), "/apis/apps/v1/namespaces/default/deployments", map[string]any{
@@ -279,7 +279,7 @@ func TestUpdateMinor(t *testing.T) {
 	node = w.readyAgain(vm, mark, node)
 	w.expect(vm, mark, `kubeadm to write kubelet's settings for v1.37`)
 	if got := node.Status.NodeInfo.KubeletVersion; got != lab.KubernetesVersion {
-		t.Errorf("kubelet is %s", got)
+		t.Errorf("kubelet is %s, want %s", got, lab.KubernetesVersion)
 	}
 	w.podRuns(vm, "hello")
 	w.webRuns(vm, web)
@@ -311,7 +311,7 @@ func TestUpdateChain(t *testing.T) {
 		mark = w.expect(vm, mark, `BdsDxe: starting Boot`)
 		node = w.readyAgain(vm, mark, node)
 		if got := node.Status.NodeInfo.KubeletVersion; got != s.kubernetes {
-			t.Errorf("%s: kubelet is %s", s.name, got)
+			t.Errorf("%s: kubelet is %s, want %s", s.name, got, s.kubernetes)
 		}
 		w.aboutNode(vm).want(t, map[string]string{"partition": []string{"ROOT-B", "ROOT-A"}[n%2], "system": s.name, "bless": "active"})
 		w.saysOnNode(vm, "command -v nano", "nano")
@@ -453,7 +453,7 @@ func (w *world) ordered(vm *lab.VM, before *lab.Object, url, image string) *lab.
 		time.Sleep(2 * time.Second)
 	}
 	if answer.State != order.StateDone || answer.Image != image {
-		w.t.Errorf("the machine answers %s", answer)
+		w.t.Errorf("the machine answers %s, want state %s of image %s", answer, order.StateDone, image)
 	}
 	return node
 }
@@ -533,7 +533,7 @@ func (w *world) install(disk, image, root, entry string, version int) {
 		}
 	}
 	if size == 0 || size > target.Size {
-		w.t.Fatalf("a file system of %d bytes does not go into %+v", size, target)
+		w.t.Fatalf("a file system of %d bytes does not fit into %+v", size, target)
 	}
 	w.copyBytes(image, source.Start, disk, target.Start, size)
 
@@ -649,7 +649,7 @@ func (a about) want(t *testing.T, want map[string]string) {
 	}
 	// journald must use the machine ID with which systemd started.
 	if a["journals"] != a["machine-id"] {
-		t.Errorf("the machine id is %s, there are journals of %s", a["machine-id"], a["journals"])
+		t.Errorf("the machine ID is %s, but the journals are of %s", a["machine-id"], a["journals"])
 	}
 	if a["failed"] != "" {
 		t.Errorf("units failed: %s", a["failed"])
