@@ -39,9 +39,9 @@ type SiteControlPlane struct {
 	// starts instead of its own data. The member looks for the snapshot in
 	// /var/lib/edgebake/snapshots and, as etcd-snapshot.db, on a stick.
 	Restore string `yaml:"restore,omitempty" json:"restore,omitempty"`
-	// Said is the time (RFC 3339) at which continueFrom was set. A machine carries out each such
+	// RequestedAt is the time (RFC 3339) at which continueFrom was set. A machine carries out each such
 	// request once, and ignores requests that are older than its last one.
-	Said string `yaml:"said,omitempty" json:"said,omitempty" check:"date"`
+	RequestedAt string `yaml:"said,omitempty" json:"said,omitempty" check:"date"`
 	// Kubeadm contains the kubeadm documents for this machine: ClusterConfiguration and
 	// InitConfiguration, and the configurations of kubelet and kube-proxy.
 	Kubeadm string `yaml:"kubeadm" json:"kubeadm" text:"lines"`
@@ -53,9 +53,9 @@ func (c *SiteControlPlane) Documents() kubeadm.Documents {
 	return docs
 }
 
-// SaidAt returns Said as a time. The Site must be valid.
-func (c *SiteControlPlane) SaidAt() time.Time {
-	t, _ := time.Parse(time.RFC3339, c.Said)
+// RequestTime returns RequestedAt as a time. The Site must be valid.
+func (c *SiteControlPlane) RequestTime() time.Time {
+	t, _ := time.Parse(time.RFC3339, c.RequestedAt)
 	return t
 }
 
@@ -201,7 +201,7 @@ func (s *Site) validateLostMembers(probs *Problems) {
 	if sum, err := hex.DecodeString(c.Restore); c.Restore != "" && (err != nil || len(sum) != 32) {
 		probs.Add("controlPlane.restore", "%q is not a SHA-256 in hexadecimal digits (`sha256sum FILE`)", strict.Shorten(c.Restore))
 	}
-	if (c.Said != "") != (c.ContinueFrom != "") {
+	if (c.RequestedAt != "") != (c.ContinueFrom != "") {
 		probs.Add("controlPlane.said", "must be set together with continueFrom: `edgebake cluster sites DIR --continue-from NAME` writes both")
 	}
 	if c.ContinueFrom != "" && !member(c.ContinueFrom) {

@@ -66,7 +66,7 @@ func (w Requests) Apply(masters []NodeSite) error {
 		}
 		c.Absent, c.ContinueFrom, c.Restore = w.Absent, w.ContinueFrom, w.Restore
 		if w.ContinueFrom != "" {
-			c.Said = w.RequestedAt.UTC().Format(time.RFC3339)
+			c.RequestedAt = w.RequestedAt.UTC().Format(time.RFC3339)
 		}
 		if probs := m.Site.Validate(); len(probs) > 0 {
 			errs = append(errs, fmt.Errorf("writing the Site of %s: %w", m.Name, probs))
@@ -165,7 +165,7 @@ func (r *Record) RequestTime(now time.Time) time.Time {
 }
 
 // saveRequestTime records the time of a request to continue.
-func saveRequestTime(dir string, said time.Time) error {
+func saveRequestTime(dir string, requested time.Time) error {
 	dir, held, err := hold(dir)
 	if err != nil {
 		return err
@@ -175,7 +175,7 @@ func saveRequestTime(dir string, said time.Time) error {
 	if err != nil {
 		return err
 	}
-	record.RequestedAt = said
+	record.RequestedAt = requested
 	return record.write(dir)
 }
 

@@ -120,7 +120,7 @@ func (o *SitesOptions) checkNames(masters []ControlPlaneNode) error {
 }
 
 // masters returns the Sites of the control-plane nodes, with the operator's requests.
-func (o *SitesOptions) masters(dir string, w *WrittenSites, said time.Time) ([]NodeSite, error) {
+func (o *SitesOptions) masters(dir string, w *WrittenSites, requested time.Time) ([]NodeSite, error) {
 	masters, err := ControlPlaneSites(dir, o.Identity, o.Now)
 	if err != nil {
 		return nil, err
@@ -135,7 +135,7 @@ func (o *SitesOptions) masters(dir string, w *WrittenSites, said time.Time) ([]N
 	if o.Bootstrap > 0 {
 		o.Requests.Bootstrap = o.Now.Add(o.Bootstrap)
 	}
-	o.Requests.RequestedAt = said
+	o.Requests.RequestedAt = requested
 	return masters, o.Requests.Apply(masters)
 }
 

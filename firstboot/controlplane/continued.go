@@ -80,7 +80,7 @@ func ContinuedPhase(active *site.Active) run.Phase {
 // continueRequest returns the Site's request to continue, in the format of the membership record.
 func continueRequest(site *configs.Site) string {
 	c := site.ControlPlane
-	return strings.Join(strings.Fields(c.ContinueFrom+" "+c.Restore+" "+c.Said), " ")
+	return strings.Join(strings.Fields(c.ContinueFrom+" "+c.Restore+" "+c.RequestedAt), " ")
 }
 
 // forgetRequest removes the request from the record once the Site has none, so that the same

@@ -117,7 +117,7 @@ func TestWordsFromAStick(t *testing.T) {
 	for _, keys := range []bool{false, true} {
 		s := *m.site
 		c := *s.ControlPlane
-		c.ContinueFrom, c.Said = "m1", m.Now.UTC().Format(time.RFC3339)
+		c.ContinueFrom, c.RequestedAt = "m1", m.Now.UTC().Format(time.RFC3339)
 		s.ControlPlane = &c
 		if !keys {
 			s.Credentials = configs.Credentials{}

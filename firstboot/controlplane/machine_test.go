@@ -745,12 +745,12 @@ func (m *controlPlane) withRequests(w mint.Requests) {
 	s := *m.site
 	c := *s.ControlPlane
 	c.Absent, c.ContinueFrom, c.Restore = w.Absent, w.ContinueFrom, w.Restore
-	c.Said = ""
+	c.RequestedAt = ""
 	if w.ContinueFrom != "" {
 		if w.RequestedAt.IsZero() {
 			w.RequestedAt = m.Now // requested again
 		}
-		c.Said = w.RequestedAt.UTC().Format(time.RFC3339)
+		c.RequestedAt = w.RequestedAt.UTC().Format(time.RFC3339)
 	}
 	if !w.Bootstrap.IsZero() {
 		c.BootstrapUntil = w.Bootstrap.UTC().Format(time.RFC3339)

@@ -47,7 +47,7 @@ func ReadMembership(e *machine.Env) membership {
 func (n membership) CarriedOut(site *configs.Site) membership {
 	c := site.ControlPlane
 	last := n.RequestedAt
-	if requested := c.SaidAt(); requested.After(last) {
+	if requested := c.RequestTime(); requested.After(last) {
 		last = requested
 	}
 	return membership{Cluster: c.ID, Continued: continueRequest(site), RequestedAt: last} // Bootstrapped stays empty: the data was not bootstrapped here
@@ -57,7 +57,7 @@ func (n membership) CarriedOut(site *configs.Site) membership {
 // request to continue, or a later one.
 func (n membership) hasCarriedOut(site *configs.Site) bool {
 	c := site.ControlPlane
-	return c.ContinueFrom != "" && (n.Continued == continueRequest(site) || !n.RequestedAt.Before(c.SaidAt()))
+	return c.ContinueFrom != "" && (n.Continued == continueRequest(site) || !n.RequestedAt.Before(c.RequestTime()))
 }
 
 // notServedYet reports whether the data belongs to the Site's cluster, but has not served the API

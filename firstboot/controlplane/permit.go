@@ -91,7 +91,7 @@ func saveInFirmware(e *machine.Env, variable, value string) {
 // restoreRequest returns the text that identifies a restore in the firmware: the cluster's ID and
 // the time of the request.
 func restoreRequest(site *configs.Site) string {
-	return site.ControlPlane.ID + " " + site.ControlPlane.SaidAt().UTC().Format(time.RFC3339)
+	return site.ControlPlane.ID + " " + site.ControlPlane.RequestTime().UTC().Format(time.RFC3339)
 }
 
 // restoredBefore reports whether this machine has carried out the Site's request to restore, or a
@@ -110,5 +110,5 @@ func restoredBefore(e *machine.Env, site *configs.Site) bool {
 			last = t
 		}
 	}
-	return !last.Before(c.SaidAt())
+	return !last.Before(c.RequestTime())
 }

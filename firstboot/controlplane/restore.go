@@ -46,7 +46,7 @@ func restoreSnapshot(ctx context.Context, e *machine.Env, active *site.Active) e
 		"--mount", "type=bind,src=" + e.Path(member.SnapshotDir) + ",dst=/snapshots,options=rbind:ro",
 		"--mount", "type=bind,src=" + e.Path(RestoreDir) + ",dst=/restore,options=rbind:rw",
 		etcd, "edgebake-restore-" + hex.EncodeToString(e.Random(4))}
-	args = append(args, etcdmember.RestoreArgs(file, "/restore/data", self.Name, self.PeerURL(), etcdmember.Token(active.Site.ControlPlane.ID, sum[:16]+"-"+active.Site.ControlPlane.Said))...)
+	args = append(args, etcdmember.RestoreArgs(file, "/restore/data", self.Name, self.PeerURL(), etcdmember.Token(active.Site.ControlPlane.ID, sum[:16]+"-"+active.Site.ControlPlane.RequestedAt))...)
 	out := &machine.Tail{Log: func(line string) { e.Log.Info("etcdutl: " + line) }}
 	if err := e.Run(ctx, machine.Cmd{Args: args, Output: out}); err != nil {
 		return run.Advise(fmt.Errorf("restoring the snapshot %s with etcdutl: %w: %s", file, err, out.Last()), "if the snapshot is damaged, name another one")

@@ -81,17 +81,17 @@ type Runner struct {
 	// Update returns the state of an update for reports; it may be nil.
 	Update func(*machine.Env) *ondisk.UpdateState
 
-	mu       sync.Mutex
-	state    ondisk.State
-	url      string   // where reports go
-	reportCA string   // CA certificates of the receiver, PEM
-	proxy    []string // its proxy, as environment variables
-	spread   bool     // the boot delay is over
-	began    time.Time
-	device   string            // the slot
-	lastErr  map[string]string // last error by phase, withoutVarying
-	noted    []string          // texts of the notes that this run has reported
-	waits    []string          // texts of the waits that this attempt at a phase has reported
+	mu         sync.Mutex
+	state      ondisk.State
+	url        string   // where reports go
+	reportCA   string   // CA certificates of the receiver, PEM
+	proxy      []string // its proxy, as environment variables
+	spreadDone bool     // the boot delay is over
+	began      time.Time
+	device     string            // the slot
+	lastErr    map[string]string // last error by phase, withoutVarying
+	noted      []string          // texts of the notes that this run has reported
+	waits      []string          // texts of the waits that this attempt at a phase has reported
 	// unsaved means that the state file does not have the current Waiting. waitSaved is when a
 	// Waiting was last saved.
 	unsaved   bool
@@ -180,10 +180,10 @@ func (r *Runner) pass(ctx context.Context, e *machine.Env, attempts map[string]i
 // spreadBoots waits once, before the first connection to an API server, until this node's boot
 // delay has passed since the start of the run.
 func (r *Runner) spreadBoots(ctx context.Context, e *machine.Env, node Node) error {
-	if r.spread {
+	if r.spreadDone {
 		return nil
 	}
-	r.spread = true
+	r.spreadDone = true
 	if left := BootDelay(node.Name+machine.ID(e), node.Spread) - e.Now().Sub(r.began); left > 0 {
 		return r.pause(ctx, e, left)
 	}

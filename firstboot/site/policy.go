@@ -64,7 +64,7 @@ func applyPolicy(policy string, joined, signed bool, old, next *configs.Site) de
 		// the keys are verified with the CA of old.
 		c := *old.ControlPlane
 		c.Absent, c.ContinueFrom, c.Restore = next.ControlPlane.Absent, next.ControlPlane.ContinueFrom, next.ControlPlane.Restore
-		c.Said, c.BootstrapUntil = next.ControlPlane.Said, next.ControlPlane.BootstrapUntil
+		c.RequestedAt, c.BootstrapUntil = next.ControlPlane.RequestedAt, next.ControlPlane.BootstrapUntil
 		site.ControlPlane = &c
 	}
 	rest := *next

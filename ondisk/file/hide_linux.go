@@ -8,15 +8,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// telling lists the file systems that refuse a lease only if another program has the file open.
+// leaseFileSystems lists the file systems that refuse a lease only if another program has the file open.
 // Network file systems also refuse leases for other reasons.
-var telling = []int64{unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix.BTRFS_SUPER_MAGIC, unix.TMPFS_MAGIC, unix.OVERLAYFS_SUPER_MAGIC, unix.F2FS_SUPER_MAGIC}
+var leaseFileSystems = []int64{unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix.BTRFS_SUPER_MAGIC, unix.TMPFS_MAGIC, unix.OVERLAYFS_SUPER_MAGIC, unix.F2FS_SUPER_MAGIC}
 
 // isOpenElsewhere requests a write lease, which the kernel grants only if no other program has the
 // file open.
 func isOpenElsewhere(f *os.File) bool {
 	var st unix.Statfs_t
-	if unix.Fstatfs(int(f.Fd()), &st) != nil || !slices.Contains(telling, int64(st.Type)) {
+	if unix.Fstatfs(int(f.Fd()), &st) != nil || !slices.Contains(leaseFileSystems, int64(st.Type)) {
 		return false
 	}
 	_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK)
