@@ -182,7 +182,7 @@ func resetToken(e *machine.Env, active *site.Active) error {
 	if cert, err := member.KubeletCert(e); err == nil && member.CertNodeName(cert) != active.Node {
 		return nil // the Site gives another node name, so its token is for a join after the reset
 	}
-	if err := site.ForgetToken(e, active, blank); err != nil {
+	if err := site.RemoveCredentials(e, active, blank); err != nil {
 		return err
 	}
 	return member.SaveForgotten(e)

@@ -80,17 +80,17 @@ func TestSecretsOfTheActiveSite(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
 		files map[string]string
-		want  site.SlotSecrets
+		want  site.SlotCredentials
 	}{
-		{"the same", map[string]string{ondisk.SlotSite: spec}, site.SomeSecrets},
-		{"the same in other words", map[string]string{ondisk.SlotSite: "# ours\n" + spec}, site.SomeSecrets},
-		{"the same without its token", map[string]string{ondisk.SlotSite: w.Site()}, site.NoSecrets},
-		{"another", map[string]string{ondisk.SlotSite: other}, site.NoSecrets},
-		{"another Ignition config", map[string]string{ondisk.SlotSite: spec, ondisk.SlotIgnition: ign}, site.NoSecrets},
-		{"half a Site", map[string]string{ondisk.SlotSite: spec + "labels: [zone\n"}, site.NoSecrets},
+		{"the same", map[string]string{ondisk.SlotSite: spec}, site.SomeCredentials},
+		{"the same in other words", map[string]string{ondisk.SlotSite: "# ours\n" + spec}, site.SomeCredentials},
+		{"the same without its token", map[string]string{ondisk.SlotSite: w.Site()}, site.NoCredentials},
+		{"another", map[string]string{ondisk.SlotSite: other}, site.NoCredentials},
+		{"another Ignition config", map[string]string{ondisk.SlotSite: spec, ondisk.SlotIgnition: ign}, site.NoCredentials},
+		{"half a Site", map[string]string{ondisk.SlotSite: spec + "labels: [zone\n"}, site.NoCredentials},
 	} {
 		w.StampAt(worldtest.SlotDevice, 0, tc.files)
-		if got, err := site.SecretsInSlot(e, active); err != nil || got != tc.want {
+		if got, err := site.CredentialsInSlot(e, active); err != nil || got != tc.want {
 			t.Errorf("%s: %v, want %v (%v)", tc.name, got, tc.want, err)
 		}
 	}

@@ -25,7 +25,7 @@ func ForgetPhase(active *site.Active) run.Phase {
 			if j, ok := member.ReadJoinedAs(e); ok && !j.TokenForgotten {
 				return run.Todo, nil
 			}
-			if found, err := site.SecretsInSlot(e, active); err != nil || found != site.NoSecrets {
+			if found, err := site.CredentialsInSlot(e, active); err != nil || found != site.NoCredentials {
 				return run.Todo, err
 			}
 			return run.Done, nil
@@ -41,9 +41,9 @@ func ForgetPhase(active *site.Active) run.Phase {
 					return fmt.Errorf("removing the token: %w", err)
 				}
 			}
-			found, err := site.SecretsInSlot(e, active)
-			if err == nil && found != site.NoSecrets {
-				err = site.ForgetToken(e, active, found == site.SlotBlank)
+			found, err := site.CredentialsInSlot(e, active)
+			if err == nil && found != site.NoCredentials {
+				err = site.RemoveCredentials(e, active, found == site.SlotBlank)
 			}
 			if err != nil {
 				return err

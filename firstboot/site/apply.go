@@ -23,50 +23,53 @@ import (
 // beforeKubelet, which may be nil, runs before the start of a kubelet that has waited for the
 // settings.
 func Phase(reader *Reader, beforeKubelet func(context.Context, *machine.Env, *configs.Site) error) run.Phase {
-	left := false // the slot of an enrolled node could not be written in this pass
-	return run.Phase{
-		Name: "site-config", Doc: "the Site's settings are in place", Timeout: 5 * time.Minute,
-		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
-			return checkSite(ctx, e, reader, left)
-		},
-		Run: func(ctx context.Context, e *machine.Env) error {
-			err := takeFromInventory(e)
-			if left = err != nil && member.HasCredentials(e); left {
-				// The node has an active Site, and other work must go on.
-				e.Log.Warn("the slot is not changed", "error", err)
-			} else if err != nil {
-				return err
-			}
-			if err := takeSticks(e, reader); err != nil {
-				return err
-			}
-			a, err := reader.read(e)
-			if errors.Is(err, ErrNoSite) {
-				a, err = waitForSite(ctx, e, reader, err)
-			}
-			if err != nil {
-				return err
-			}
-			if err := applySite(ctx, e, a); err != nil {
-				return err
-			}
-			return startHeldKubelet(ctx, e, a.Site, beforeKubelet)
-		},
-	}
+	p := &sitePhase{reader: reader, beforeKubelet: beforeKubelet}
+	return run.Phase{Name: "site-config", Doc: "the Site's settings are in place", Timeout: 5 * time.Minute, Check: p.check, Run: p.run}
 }
 
-// checkSite is the Check of Phase. left means that the slot could not be written in this pass.
-func checkSite(ctx context.Context, e *machine.Env, reader *Reader, left bool) (run.Verdict, error) {
-	if s, err := newStick(e, reader); s != nil {
-		return run.Todo, nil
+// sitePhase is the phase site-config of one pass.
+type sitePhase struct {
+	reader        *Reader
+	beforeKubelet func(context.Context, *machine.Env, *configs.Site) error
+	// rewriteFailed means that the slot of an enrolled node could not be rewritten in this pass.
+	rewriteFailed bool
+}
+
+func (p *sitePhase) run(ctx context.Context, e *machine.Env) error {
+	err := rewriteSlot(e)
+	if p.rewriteFailed = err != nil && member.HasCredentials(e); p.rewriteFailed {
+		// The node has an active Site, and other work must go on.
+		e.Log.Warn("the slot is not changed", "error", err)
 	} else if err != nil {
-		e.Note("%s", machine.OneLine(err))
+		return err
 	}
-	a, err := reader.read(e)
+	a, ignored, err := takeSticks(e, p.reader)
+	if ignored != nil {
+		e.Note("%s", machine.OneLine(ignored))
+	}
+	if errors.Is(err, ErrNoSite) {
+		a, err = waitForSite(ctx, e, p.reader, err)
+	}
+	if err != nil {
+		return err
+	}
+	if err := applySite(ctx, e, a); err != nil {
+		return err
+	}
+	return startHeldKubelet(ctx, e, a.Site, p.beforeKubelet)
+}
+
+func (p *sitePhase) check(ctx context.Context, e *machine.Env) (run.Verdict, error) {
+	a, err := p.reader.read(e)
+	if s, ignored := newStick(e, p.reader.Image, a); s != nil {
+		return run.Todo, nil
+	} else if ignored != nil {
+		e.Note("%s", machine.OneLine(ignored))
+	}
 	if errors.Is(err, ErrNoSite) {
 		return run.Todo, nil // Run waits for a Site
 	}
-	if !left && (err == nil && a.unwritten || err != nil && unwritten(e)) {
+	if !p.rewriteFailed && (err == nil && a.mustRewrite || err != nil && pendingRewrite(e) != nil) {
 		return run.Todo, nil // wipe other machines' Sites, even if this machine's is invalid
 	}
 	if err != nil {
@@ -93,17 +96,13 @@ func waitForSite(ctx context.Context, e *machine.Env, reader *Reader, none error
 	var found *Active
 	var siteErr error
 	err := e.Poll(ctx, run.Standstill, func() (bool, error) {
-		if s, err := newStick(e, reader); s != nil {
-			if err := s.take(e); err != nil {
-				return false, err
-			}
-		} else if err != nil {
-			e.Waiting("a Site; %s. This machine: %s", machine.OneLine(err), e.Facts())
-		}
-		if err := takeFromInventory(e); err != nil {
+		if err := rewriteSlot(e); err != nil {
 			return false, err
 		}
-		found, siteErr = reader.read(e)
+		var ignored error
+		if found, ignored, siteErr = takeSticks(e, reader); ignored != nil {
+			e.Waiting("a Site; %s. This machine: %s", machine.OneLine(ignored), e.Facts())
+		}
 		return !errors.Is(siteErr, ErrNoSite), nil
 	})
 	if errors.Is(err, context.DeadlineExceeded) {
@@ -187,7 +186,7 @@ func saveSite(e *machine.Env, a *Active) error {
 	if err := saveStamped(e, a); err != nil {
 		return err
 	}
-	doc, err := withoutToken(a.Site)
+	doc, err := withoutCredentials(a.Site)
 	if err == nil {
 		err = e.WriteFile(ondisk.SiteCopy, doc, machine.Mode(0o600))
 	}
@@ -217,9 +216,10 @@ func saveStamped(e *machine.Env, a *Active) error {
 	return nil
 }
 
-// withoutToken encodes the Site as it stays in the slot after the join. The secrets of settings (a
-// Wi-Fi key, a password hash) stay in it: otherwise the next boot would see a changed Site.
-func withoutToken(site *configs.Site) ([]byte, error) {
+// withoutCredentials encodes the Site as it stays in the slot after the join: without token and keys.
+// The secrets of settings (a Wi-Fi key, a password hash) stay in it: otherwise the next boot would see
+// a changed Site.
+func withoutCredentials(site *configs.Site) ([]byte, error) {
 	s := *site
 	s.Credentials = configs.Credentials{}
 	return configs.EncodeSlot(&s)

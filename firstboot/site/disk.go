@@ -49,41 +49,46 @@ func loaderWords(disks []string) string {
 // DiskPhase calls systemd-repart and systemd-growfs if they have not grown DATA early in the boot.
 // If DATA cannot grow, it reports that and continues.
 func DiskPhase() run.Phase {
-	tried := false // in this pass
-	return run.Phase{
-		Name: "disk", Doc: "DATA fills the device", Timeout: 5 * time.Minute,
-		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
-			d, data, err := dataPartition(e)
-			if err != nil {
-				return run.Todo, err
-			}
-			if tried || notGrown(e, d, data) == nil {
-				return run.Done, nil
-			}
-			return run.Todo, nil
-		},
-		Run: func(ctx context.Context, e *machine.Env) error {
-			d, data, err := dataPartition(e)
-			if err != nil {
-				return err
-			}
-			err = grow(ctx, e, d, data)
-			if errors.Is(ctx.Err(), context.Canceled) {
-				return err // stopped from outside, so the disk may be in order
-			}
-			tried = true
-			if err == nil {
-				if d, data, err = dataPartition(e); err == nil {
-					err = notGrown(e, d, data)
-				}
-			}
-			if err != nil {
-				e.Log.Warn("DATA did not grow", "error", err)
-				e.Note("DATA does not use all the free space after it: %s. The node continues with the current size", machine.OneLine(err))
-			}
-			return nil
-		},
+	p := &diskPhase{}
+	return run.Phase{Name: "disk", Doc: "DATA fills the device", Timeout: 5 * time.Minute, Check: p.check, Run: p.run}
+}
+
+// diskPhase is the phase disk of one pass.
+type diskPhase struct {
+	tried bool // DATA was grown, or growing it failed, in this pass
+}
+
+func (p *diskPhase) check(_ context.Context, e *machine.Env) (run.Verdict, error) {
+	d, data, err := dataPartition(e)
+	if err != nil {
+		return run.Todo, err
 	}
+	if p.tried || notGrown(e, d, data) == nil {
+		return run.Done, nil
+	}
+	return run.Todo, nil
+}
+
+func (p *diskPhase) run(ctx context.Context, e *machine.Env) error {
+	d, data, err := dataPartition(e)
+	if err != nil {
+		return err
+	}
+	err = grow(ctx, e, d, data)
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return err // stopped from outside, so the disk may be in order
+	}
+	p.tried = true
+	if err == nil {
+		if d, data, err = dataPartition(e); err == nil {
+			err = notGrown(e, d, data)
+		}
+	}
+	if err != nil {
+		e.Log.Warn("DATA did not grow", "error", err)
+		e.Note("DATA does not use all the free space after it: %s. The node continues with the current size", machine.OneLine(err))
+	}
+	return nil
 }
 
 func dataPartition(e *machine.Env) (*machine.Disk, *machine.Partition, error) {

@@ -10,21 +10,22 @@ import (
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
-// SlotSecrets is the result of SecretsInSlot.
-type SlotSecrets int
+// SlotCredentials is the result of CredentialsInSlot.
+type SlotCredentials int
 
 const (
-	NoSecrets   SlotSecrets = iota // the slot has no secrets of the active Site
-	SomeSecrets                    // the slot has some secrets
-	SlotBlank                      // removing the secrets was interrupted
+	NoCredentials   SlotCredentials = iota // the slot has no credentials of the active Site
+	SomeCredentials                    // the slot has some credentials
+	SlotBlank                      // removing them was interrupted
 )
 
-// SecretsInSlot looks for secrets of the active Site in the slot. It returns NoSecrets if another
-// Site was stamped meanwhile, so that the secrets of that Site stay.
-func SecretsInSlot(e *machine.Env, active *Active) (SlotSecrets, error) {
+// CredentialsInSlot looks for credentials of the active Site in the slot: its token, its keys and the
+// files in pki/. It returns NoCredentials if another Site was stamped meanwhile, so that the credentials
+// of that Site stay.
+func CredentialsInSlot(e *machine.Env, active *Active) (SlotCredentials, error) {
 	dev, err := machine.OwnSlot(e)
 	if err != nil {
-		return NoSecrets, err
+		return NoCredentials, err
 	}
 	c, f, err := readContents(e, dev, active)
 	if errors.Is(err, slot.ErrBlank) {
@@ -42,22 +43,22 @@ func SecretsInSlot(e *machine.Env, active *Active) (SlotSecrets, error) {
 	if err != nil {
 		// Keep a person's half-written correction.
 		e.Log.Warn("the slot cannot be read, and is not changed", "error", err)
-		return NoSecrets, nil
+		return NoCredentials, nil
 	}
 	if mac != active.MAC {
 		e.Log.Info("the slot has another Site now, and is not changed")
-		return NoSecrets, nil
+		return NoCredentials, nil
 	}
 	if site.Credentials.IsZero() && !hasPKI(c) {
-		return NoSecrets, nil
+		return NoCredentials, nil
 	}
-	return SomeSecrets, nil
+	return SomeCredentials, nil
 }
 
-// ForgetToken rewrites the slot with the Site, but without secrets. blank means that an interrupted
-// attempt has left the slot blank.
-func ForgetToken(e *machine.Env, active *Active, blank bool) error {
-	doc, err := withoutToken(active.Site)
+// RemoveCredentials rewrites the slot with the Site, but without its token, its keys and the files in
+// pki/. blank means that an interrupted attempt has left the slot blank.
+func RemoveCredentials(e *machine.Env, active *Active, blank bool) error {
+	doc, err := withoutCredentials(active.Site)
 	if err != nil {
 		return err
 	}

@@ -99,41 +99,44 @@ func withSite(c *slot.Contents, site *configs.Site) (*slotSite, error) {
 	return &slotSite{contents: &one, site: site}, nil
 }
 
-// readUnwritten reads the machine's own slot, and determines whether it must be rewritten; see
-// Active.unwritten. If so, it returns the device, the present contents c and the new contents one.
-// Otherwise, all results are zero.
-func readUnwritten(e *machine.Env) (dev string, c, one *slot.Contents) {
+// slotRewrite is the new contents of the machine's own slot, which must be rewritten.
+type slotRewrite struct {
+	dev           string
+	present, next *slot.Contents
+}
+
+// pendingRewrite returns the rewrite that the machine's own slot needs (see Active.mustRewrite), or
+// nil. It reports no error for a slot that is unreadable or has no Site for this machine: such a slot
+// is not rewritten, and Read reports the error.
+func pendingRewrite(e *machine.Env) *slotRewrite {
 	dev, err := machine.OwnSlot(e)
 	if err != nil {
-		return "", nil, nil
+		return nil
 	}
-	if c, err = e.ReadSlot(dev); err != nil {
-		return "", nil, nil
+	c, err := e.ReadSlot(dev)
+	if err != nil {
+		return nil
 	}
 	f, err := forMachine(e, c, nil)
 	if err != nil || f.contents == c && !c.Unfinished {
-		return "", nil, nil
-	}
-	return dev, c, f.contents
-}
-
-func unwritten(e *machine.Env) bool {
-	_, _, one := readUnwritten(e)
-	return one != nil
-}
-
-// takeFromInventory replaces the Inventory in the machine's own slot with this machine's Site.
-func takeFromInventory(e *machine.Env) error {
-	dev, c, one := readUnwritten(e)
-	if one == nil {
 		return nil
 	}
-	one.Signature = nil // it belongs to the former contents
-	if err := e.WriteSlot(dev, one); err != nil {
-		return fmt.Errorf("writing this machine's Site to the slot %s: %w", dev, err)
+	return &slotRewrite{dev: dev, present: c, next: f.contents}
+}
+
+// rewriteSlot carries out the pending rewrite of the machine's own slot, if there is one. Afterwards,
+// the slot has only this machine's Site, without match.
+func rewriteSlot(e *machine.Env) error {
+	r := pendingRewrite(e)
+	if r == nil {
+		return nil
 	}
-	if _, many := c.Files[ondisk.SlotInventory]; many {
-		e.Log.Info("using this machine's Site from the inventory; the other machines' Sites are wiped from the slot", "slot", dev)
+	r.next.Signature = nil // it belongs to the former contents
+	if err := e.WriteSlot(r.dev, r.next); err != nil {
+		return fmt.Errorf("writing this machine's Site to the slot %s: %w", r.dev, err)
+	}
+	if _, many := r.present.Files[ondisk.SlotInventory]; many {
+		e.Log.Info("using this machine's Site from the inventory; the other machines' Sites are wiped from the slot", "slot", r.dev)
 		e.Console("using this machine's Site from the inventory; the other machines' Sites are wiped from the slot")
 	}
 	return nil

@@ -73,9 +73,9 @@ type Active struct {
 	// NotTaken is the error of a newer Site in the slot that was rejected, or nil if there is none.
 	NotTaken error
 
-	// unwritten means that the slot must be rewritten: it has an Inventory or a Site with match, or
+	// mustRewrite means that the slot must be rewritten: it has an Inventory or a Site with match, or
 	// a rewrite was interrupted.
-	unwritten bool
+	mustRewrite bool
 
 	config   *types.Config // the Site's settings as an Ignition config
 	ignition []byte        // the slot's config.ign; nil if there is none
@@ -118,7 +118,7 @@ func readSite(e *machine.Env, image ondisk.ImageInfo, dev string, before *Active
 	}
 	a, err := resolveSite(e, image, f, before)
 	if err == nil {
-		a.unwritten = f.contents != c || c.Unfinished
+		a.mustRewrite = f.contents != c || c.Unfinished
 	}
 	return c, a, err
 }
@@ -149,7 +149,7 @@ func resolveSite(e *machine.Env, image ondisk.ImageInfo, f *slotSite, before *Ac
 	inputs := siteInputs{doc, c.Files[ondisk.SlotIgnition], c.Info.Stamped, m, j, memberName, notEnrolled == nil, e.Contents(KeyFile)}
 	if before != nil && reflect.DeepEqual(before.inputs, inputs) {
 		a := *before
-		a.Device, a.NotTaken, a.unwritten = "", nil, false // these belong to the slot, not to the Site
+		a.Device, a.NotTaken, a.mustRewrite = "", nil, false // these belong to the slot, not to the Site
 		return &a, nil
 	}
 	same := before != nil && before.isMadeOf(doc, inputs.ignition)
@@ -242,7 +242,7 @@ func rejectSite(probs configs.Problems) error {
 // siteMAC returns an HMAC of a Site's contents without its token, so that it is the same after the
 // token is removed.
 func siteMAC(key []byte, site *configs.Site, ignition []byte) (string, error) {
-	doc, err := withoutToken(site)
+	doc, err := withoutCredentials(site)
 	if err != nil {
 		return "", fmt.Errorf("identifying the Site: %w", err)
 	}
@@ -288,7 +288,7 @@ func Read(e *machine.Env, image ondisk.ImageInfo, before *Active) (*Active, erro
 		return nil, err
 	}
 	old.Device, old.NotTaken = dev, err
-	old.unwritten = unwritten(e) // check this even if this machine's own Site is invalid
+	old.mustRewrite = pendingRewrite(e) != nil // check this even if this machine's own Site is invalid
 	return old, nil
 }
 

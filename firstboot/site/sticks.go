@@ -54,23 +54,19 @@ type stick struct {
 // mark, the token on the stick would make the machine join again.
 const notTaken = "not taken after reset: "
 
-// newStick returns a stick with a new Site. If there is none, the error describes the problem of
-// each stick.
-func newStick(e *machine.Env, reader *Reader) (*stick, error) {
+// newStick returns a stick with a new Site. If there is none, ignored describes the problem of each
+// stick. have is the machine's active Site, or nil if it has none.
+func newStick(e *machine.Env, image ondisk.ImageInfo, have *Active) (s *stick, ignored error) {
 	devs := e.RemovableSlots()
 	if len(devs) == 0 {
 		return nil, nil
 	}
-	var errs []error
-	have, err := reader.read(e)
-	if err != nil {
-		have = nil
-	}
-	for _, s := range sticks(e, reader.Image, have, devs, &errs) {
+	all, ignored := sticks(e, image, have, devs)
+	for _, s := range all {
 		switch isNew, why := s.judge(e, have); {
 		case isNew && !s.known:
 			if by := s.claimedBy(e); by != nil {
-				errs = append(errs, fmt.Errorf("stick %s is ignored: %w", s.dev, errClaimed(s, by, e.Facts())))
+				ignored = errors.Join(ignored, fmt.Errorf("stick %s is ignored: %w", s.dev, errClaimed(s, by, e.Facts())))
 				continue
 			}
 			return s, nil
@@ -80,14 +76,15 @@ func newStick(e *machine.Env, reader *Reader) (*stick, error) {
 			e.Note("the Site of stick %s is ignored: %s", s.dev, why)
 		}
 	}
-	return nil, errors.Join(errs...)
+	return nil, ignored
 }
 
 // sticks returns the slots in devs that have a valid Site for this machine, whose active Site is
-// have. It skips devices without a readable slot, and adds other problems to errs.
-func sticks(e *machine.Env, image ondisk.ImageInfo, have *Active, devs []string, errs *[]error) []*stick {
+// have. It skips devices without a readable slot; ignored describes the problem of each other stick
+// that it leaves out.
+func sticks(e *machine.Env, image ondisk.ImageInfo, have *Active, devs []string) (out []*stick, ignored error) {
 	own, key := ownContents(e), e.Contents(KeyFile)
-	var out []*stick
+	var errs []error
 	names := map[string]int{}
 	for _, dev := range devs {
 		c, err := e.ReadSlot(dev)
@@ -96,7 +93,7 @@ func sticks(e *machine.Env, image ondisk.ImageInfo, have *Active, devs []string,
 		}
 		got, err := acceptStick(e, image, have, dev, c)
 		if err != nil {
-			*errs = append(*errs, fmt.Errorf("stick %s is ignored: %w", dev, err))
+			errs = append(errs, fmt.Errorf("stick %s is ignored: %w", dev, err))
 			continue
 		}
 		m := hmac.New(sha256.New, key)
@@ -111,11 +108,11 @@ func sticks(e *machine.Env, image ondisk.ImageInfo, have *Active, devs []string,
 		s := &stick{dev: dev, memory: name, digest: hex.EncodeToString(m.Sum(nil)), signed: got.signed, info: got.info, before: have, entry: got.entry, files: withOwnIgnition(got.files, own)}
 		s.active, err = resolveSite(e, image, &slotSite{contents: &slot.Contents{Info: s.info, Files: s.files}, site: got.site}, have)
 		if err != nil {
-			*errs = append(*errs, fmt.Errorf("stick %s is ignored: %w", dev, err))
+			errs = append(errs, fmt.Errorf("stick %s is ignored: %w", dev, err))
 			continue
 		}
 		if err := s.active.otherMachine(e, member.LastNodeName(e)); err != nil {
-			*errs = append(*errs, fmt.Errorf("stick %s is ignored: %w", dev, err))
+			errs = append(errs, fmt.Errorf("stick %s is ignored: %w", dev, err))
 			continue
 		}
 		names[name]++
@@ -128,24 +125,24 @@ func sticks(e *machine.Env, image ondisk.ImageInfo, have *Active, devs []string,
 		sum := sha256.Sum256([]byte(s.memory))
 		s.memory = seenDir + "/" + hex.EncodeToString(sum[:8])
 	}
-	return out
+	return out, errors.Join(errs...)
 }
 
-// takeSticks copies the Sites of all new sticks into the slot, one after another.
-func takeSticks(e *machine.Env, reader *Reader) error {
+// takeSticks copies the Sites of all new sticks into the slot, one after another, and returns the
+// active Site. ignored describes the problems of the sticks that were not used.
+func takeSticks(e *machine.Env, reader *Reader) (a *Active, ignored, err error) {
 	for range machine.MaxSticks {
-		s, err := newStick(e, reader)
-		if s == nil {
-			if err != nil {
-				e.Note("%s", machine.OneLine(err))
-			}
-			return nil
+		a, err = reader.read(e)
+		var s *stick
+		if s, ignored = newStick(e, reader.Image, a); s == nil {
+			return a, ignored, err
 		}
 		if err := s.take(e); err != nil {
-			return err
+			return nil, nil, err
 		}
 	}
-	return nil
+	a, err = reader.read(e)
+	return a, nil, err
 }
 
 // ownContents returns the contents of the machine's own slot or, if that is damaged, the copy of
@@ -264,8 +261,8 @@ func (s *stick) take(e *machine.Env) error {
 		if err := e.WriteSlot(own, &c); err != nil {
 			return fmt.Errorf("writing the Site of stick %s to the slot %s: %w", s.dev, own, err)
 		}
-		var damaged []error // damaged sticks count as absent
-		if err := forgetAbsent(e, sticks(e, s.active.Image, s.active, e.RemovableSlots(), &damaged)); err != nil {
+		present, _ := sticks(e, s.active.Image, s.active, e.RemovableSlots()) // damaged sticks count as absent
+		if err := forgetAbsent(e, present); err != nil {
 			return err
 		}
 	}
@@ -316,8 +313,7 @@ func ResetSticks(e *machine.Env, image ondisk.ImageInfo, active *Active, say fun
 	if err := makeKey(e); err != nil {
 		return err
 	}
-	var damaged []error // a damaged stick has no effect
-	present := sticks(e, image, active, e.RemovableSlots(), &damaged)
+	present, _ := sticks(e, image, active, e.RemovableSlots()) // a damaged stick has no effect
 	for _, s := range present {
 		if strings.TrimPrefix(e.Text(s.memory), notTaken) != s.digest {
 			say(fmt.Sprintf("stick %s has a new Site, which this machine applies at its next boot unless the stick is removed", s.dev))
