@@ -175,14 +175,15 @@ func describe(r schema.GroupVersionResource, namespace, name string) string {
 	return s
 }
 
-// rewordedError replaces the text of an error.
-type rewordedError struct {
-	text string
-	err  error
+// requestError is the error of a request.
+type requestError struct {
+	doing string // such as "reading nodes n1"
+	text  string // what went wrong, and what to do about it
+	err   error
 }
 
-func (r *rewordedError) Error() string { return r.text }
-func (r *rewordedError) Unwrap() error { return r.err }
+func (r *requestError) Error() string { return r.doing + ": " + r.text }
+func (r *requestError) Unwrap() error { return r.err }
 
 // explain adds the meaning and the fix to the error of a request.
 func (c *Client) explain(doing string, err error) error {
@@ -194,27 +195,30 @@ func (c *Client) explain(doing string, err error) error {
 	if errors.As(err, &request) {
 		err = request.Err // without the URL: the message names server and object
 	}
+	text := ""
 	switch {
 	case err == nil:
 		return nil
 	case errors.Is(err, context.Canceled):
 		return err
 	case apierrors.IsUnauthorized(err):
-		return &rewordedError{fmt.Sprintf("%s: %s does not accept the kubeconfig's credentials: they have expired, or belong to another cluster", doing, c.Server()), err}
+		text = fmt.Sprintf("%s does not accept the kubeconfig's credentials: they have expired, or belong to another cluster", c.Server())
 	case apierrors.IsForbidden(err) && strings.Contains(err.Error(), "denied"): // by an admission webhook or policy
-		return fmt.Errorf("%s: the API server rejects it: %w", doing, err)
+		text = fmt.Sprintf("the API server rejects it: %v", err)
 	case apierrors.IsForbidden(err):
-		return fmt.Errorf("%s: the kubeconfig's user has no permission: %w", doing, err)
+		text = fmt.Sprintf("the kubeconfig's user has no permission: %v", err)
 	case errors.As(err, &unknown), errors.As(err, &host), errors.As(err, &invalid):
 		// The error quotes the names of an untrusted certificate.
-		return &rewordedError{fmt.Sprintf("%s: verifying the certificate of %s: %s; the kubeconfig belongs to another cluster, or the address to another server",
-			doing, c.Server(), printable.Short(err.Error(), 300)), err}
+		text = fmt.Sprintf("verifying the certificate of %s: %s; the kubeconfig belongs to another cluster, or the address to another server",
+			c.Server(), printable.Short(err.Error(), 300))
 	case errors.As(err, &network), errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
-		return fmt.Errorf("%s: %s does not answer: %w", doing, c.Server(), err)
+		text = fmt.Sprintf("%s does not answer: %v", c.Server(), err)
 	case request != nil: // a truncated answer, or one of another kind of server
-		return fmt.Errorf("%s: request to %s failed: %w", doing, c.Server(), err)
+		text = fmt.Sprintf("request to %s failed: %v", c.Server(), err)
+	default:
+		text = err.Error()
 	}
-	return fmt.Errorf("%s: %w", doing, err)
+	return &requestError{doing, text, err}
 }
 
 // permission is an RBAC permission that a request needs.

@@ -140,7 +140,10 @@ func (c *Client) unusable(ctx context.Context) string {
 	if err == nil || errors.As(err, &answer) && !apierrors.IsUnauthorized(err) {
 		return ""
 	}
-	return strings.TrimPrefix(err.Error(), "reading "+describe(configMaps, publicNamespace, "cluster-info")+": ")
+	if failed := (*requestError)(nil); errors.As(err, &failed) {
+		return failed.text // the check's name says what failed
+	}
+	return err.Error()
 }
 
 func (p *preflight) cluster(ctx context.Context, sites []PreflightSite) {
@@ -337,15 +340,21 @@ func (p *preflight) token(ctx context.Context, s PreflightSite) {
 		return
 	}
 	t, err := p.Client.CheckToken(ctx, token, p.Now)
+	var missing TokenProblem
 	switch {
 	case apierrors.IsForbidden(err):
 		p.unknown(name, "", err.Error(), "name a kubeconfig whose user may "+permission{"get", secrets, systemNamespace, kubeapi.TokenSecretName(id)}.String())
+	case errors.As(err, &missing):
+		p.fail(name, "", missing.Reason, fix)
 	case err != nil:
-		p.fail(name, "", withoutFix(strings.TrimPrefix(err.Error(), "checking token "+id+": ")), fix)
+		p.fail(name, "", err.Error(), fix)
 	case len(t.Problems) > 0:
 		var problems []string
 		for _, problem := range t.Problems {
-			problems = append(problems, withoutFix(problem))
+			if problem.Fix == mintAnother {
+				problem.Fix = "" // the check's fix has it
+			}
+			problems = append(problems, problem.Error())
 		}
 		p.fail(name, "", strings.Join(problems, "; "), fix)
 	case !t.Expires.IsZero() && t.Expires.Before(p.Now.Add(p.ShipWithin)):
@@ -356,9 +365,6 @@ func (p *preflight) token(ctx context.Context, s PreflightSite) {
 		p.ok(name, "", "is valid until "+utcText(t.Expires))
 	}
 }
-
-// withoutFix removes the fix from a problem, because Check.Fix has it.
-func withoutFix(problem string) string { return strings.TrimSuffix(problem, ": mint another") }
 
 func utcText(t time.Time) string { return t.UTC().Format(time.DateTime) + " UTC" }
 

@@ -91,7 +91,7 @@ func waiting(name string, t *Token) Site {
 		s.Detail += " until " + t.Expires.Format(time.RFC3339)
 	}
 	if len(t.Problems) > 0 {
-		s.Detail, s.Fix = "token "+t.ID+": "+t.Problems[0], "edgebake cluster token mint --node "+name
+		s.Detail, s.Fix = "token "+t.ID+": "+t.Problems[0].Error(), "edgebake cluster token mint --node "+name
 	}
 	return s
 }

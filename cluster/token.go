@@ -33,10 +33,36 @@ type Token struct {
 	Expires     time.Time `json:"expires,omitzero"` // zero: never
 	Usages      []string  `json:"usages,omitempty"`
 	Groups      []string  `json:"groups,omitempty"`
-	// Problems are the reasons why no node can join with the token, each with its fix.
-	Problems []string `json:"problems,omitempty"`
+	Problems []TokenProblem `json:"problems,omitempty"`
 
 	secret configs.Secret
+}
+
+// TokenProblem is a reason why no node can join with a token.
+type TokenProblem struct {
+	Reason string
+	Fix    string // may be empty
+}
+
+// Fixes of problems of a token.
+const (
+	mintAnother   = "mint another"
+	revokeAndMint = "revoke it and mint another"
+)
+
+// Error returns the reason with its fix.
+func (p TokenProblem) Error() string {
+	if p.Fix == "" {
+		return p.Reason
+	}
+	return p.Reason + ": " + p.Fix
+}
+
+// MarshalText makes a problem one string in JSON.
+func (p TokenProblem) MarshalText() ([]byte, error) { return []byte(p.Error()), nil }
+
+func (t *Token) addProblem(fix, format string, args ...any) {
+	t.Problems = append(t.Problems, TokenProblem{fmt.Sprintf(format, args...), fix})
 }
 
 // tokenOf returns the token in a Secret.
@@ -49,24 +75,23 @@ func tokenOf(obj *unstructured.Unstructured, now time.Time) Token {
 		}
 	}
 	t := Token{ID: data["token-id"], Description: data["description"], secret: configs.NewSecret(data["token-secret"])}
-	problem := func(format string, args ...any) { t.Problems = append(t.Problems, fmt.Sprintf(format, args...)) }
 	switch want := kubeapi.TokenSecretName(t.ID); {
 	case t.ID == "":
-		problem("its Secret %s has no token-id: revoke it and mint another", obj.GetName())
+		t.addProblem(revokeAndMint, "its Secret %s has no token-id", obj.GetName())
 		t.ID = kubeapi.TokenID(obj.GetName())
 	case obj.GetName() != want:
-		problem("its Secret is named %s, but the API server looks for %s: revoke it and mint another", obj.GetName(), want)
+		t.addProblem(revokeAndMint, "its Secret is named %s, but the API server looks for %s", obj.GetName(), want)
 	}
 	if _, _, err := kubeapi.SplitToken(t.ID + "." + data["token-secret"]); err != nil {
-		problem("id and secret are not of the form abcdef.0123456789abcdef: revoke it and mint another")
+		t.addProblem(revokeAndMint, "id and secret are not of the form abcdef.0123456789abcdef")
 	}
 	if e, ok := data["expiration"]; ok {
 		at, err := time.Parse(time.RFC3339, e)
 		switch {
 		case err != nil:
-			problem("its expiration %q is not a time, so the API server treats it as expired: revoke it and mint another", e)
+			t.addProblem(revokeAndMint, "its expiration %q is not a time, so the API server treats it as expired", e)
 		case !now.Before(at):
-			problem("it expired at %s: mint another", at.UTC().Format(time.RFC3339))
+			t.addProblem(mintAnother, "it expired at %s", at.UTC().Format(time.RFC3339))
 			fallthrough
 		default:
 			t.Expires = at.UTC()
@@ -79,7 +104,7 @@ func tokenOf(obj *unstructured.Unstructured, now time.Time) Token {
 		if data["usage-bootstrap-"+usage.name] == "true" {
 			t.Usages = append(t.Usages, usage.name)
 		} else {
-			problem("it lacks the usage %s: %s: mint another", usage.name, usage.need)
+			t.addProblem(mintAnother, "it lacks the usage %s: %s", usage.name, usage.need)
 		}
 	}
 	for g := range strings.SplitSeq(data["auth-extra-groups"], ",") {
@@ -88,10 +113,10 @@ func tokenOf(obj *unstructured.Unstructured, now time.Time) Token {
 		}
 	}
 	if !slices.Contains(t.Groups, kubeapi.NodeGroup) {
-		problem("it lacks the group %s, which may request a node's certificate: mint another", kubeapi.NodeGroup)
+		t.addProblem(mintAnother, "it lacks the group %s, which may request a node's certificate", kubeapi.NodeGroup)
 	}
 	if kind, _, _ := unstructured.NestedString(obj.Object, "type"); kind != kubeapi.TokenType {
-		problem("its Secret is of type %s, not %s: revoke it and mint another", kind, kubeapi.TokenType)
+		t.addProblem(revokeAndMint, "its Secret is of type %s, not %s", kind, kubeapi.TokenType)
 	}
 	return t
 }
@@ -289,7 +314,7 @@ func (c *Client) clusterInfo(ctx context.Context) (*info, error) {
 }
 
 // CheckToken returns a token, with the reasons why no node can join with it. token is the whole
-// token or its ID.
+// token or its ID. The error is a TokenProblem if the cluster has no such token.
 func (c *Client) CheckToken(ctx context.Context, token string, now time.Time) (*Token, error) {
 	id, secret, whole := strings.Cut(token, ".")
 	if err := checkTokenID(token, id); err != nil {
@@ -300,11 +325,11 @@ func (c *Client) CheckToken(ctx context.Context, token string, now time.Time) (*
 		return nil, err
 	}
 	if obj == nil {
-		return nil, fmt.Errorf("checking token %s: the cluster has no token with this ID: it never existed, or it expired and was removed: mint another", shown(id))
+		return nil, fmt.Errorf("checking token %s: %w", shown(id), TokenProblem{"the cluster has no token with this ID: it never existed, or it expired and was removed", mintAnother})
 	}
 	t := tokenOf(obj, now)
 	if whole && secret != t.secret.Reveal() {
-		t.Problems = append(t.Problems, "the cluster's token with this ID has another secret: correct the token in the Site, or mint another")
+		t.addProblem("correct the token in the Site, or mint another", "the cluster's token with this ID has another secret")
 		return &t, nil
 	}
 	if len(t.Problems) == 0 {
@@ -354,9 +379,9 @@ func (c *Client) tryToken(ctx context.Context, t *Token) error {
 	whole := t.ID + "." + t.secret.Reveal()
 	i, err := c.clusterInfo(ctx)
 	if err != nil {
-		t.Problems = append(t.Problems, err.Error())
+		t.addProblem("", "%v", err)
 	} else if err := kubeapi.CheckSignature(i.data, whole); err != nil {
-		t.Problems = append(t.Problems, fmt.Sprintf("cluster-info is not signed with it (%v): the controller manager does that within seconds, if --controllers includes bootstrapsigner", err))
+		t.addProblem("", "cluster-info is not signed with it (%v): the controller manager does that within seconds, if --controllers includes bootstrapsigner", err)
 	}
 	as, err := c.as(whole)
 	if err != nil {
@@ -369,12 +394,12 @@ func (c *Client) tryToken(ctx context.Context, t *Token) error {
 	})
 	switch {
 	case apierrors.IsUnauthorized(err):
-		t.Problems = append(t.Problems, "the API server does not accept it: kube-apiserver needs --enable-bootstrap-token-auth")
+		t.addProblem("", "the API server does not accept it: kube-apiserver needs --enable-bootstrap-token-auth")
 	case err != nil:
 		return err
 	}
 	for _, r := range lacks {
-		t.Problems = append(t.Problems, fmt.Sprintf("its groups may not %s: to grant that, run `kubeadm init phase bootstrap-token` on a control-plane node", r))
+		t.addProblem("to grant that, run `kubeadm init phase bootstrap-token` on a control-plane node", "its groups may not %s", r)
 	}
 	return nil
 }

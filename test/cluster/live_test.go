@@ -141,7 +141,7 @@ func TestTokenLife(t *testing.T) {
 	}
 	if _, err := c.CheckToken(ctx, token[:7]+"aaaaaaaaaaaaaaaa", time.Now()); err != nil {
 		t.Error(err)
-	} else if checked, _ := c.CheckToken(ctx, token[:7]+"aaaaaaaaaaaaaaaa", time.Now()); len(checked.Problems) != 1 || !strings.Contains(checked.Problems[0], "another secret") {
+	} else if checked, _ := c.CheckToken(ctx, token[:7]+"aaaaaaaaaaaaaaaa", time.Now()); len(checked.Problems) != 1 || !strings.Contains(checked.Problems[0].Reason, "another secret") {
 		t.Error(checked.Problems)
 	}
 	if err := c.RevokeToken(ctx, token); err != nil {
@@ -188,7 +188,7 @@ func TestTokenProblems(t *testing.T) {
 			continue
 		}
 		for _, want := range tt.want {
-			if !strings.Contains(strings.Join(checked.Problems, "\n"), want) {
+			if !strings.Contains(fmt.Sprint(checked.Problems), want) {
 				t.Errorf("%s: %q, want %q", id, checked.Problems, want)
 			}
 		}
@@ -271,7 +271,7 @@ func TestTokenWithoutGroupsRights(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return strings.Contains(strings.Join(checked.Problems, "\n"), "its groups may not create certificatesigningrequests.certificates.k8s.io")
+		return strings.Contains(fmt.Sprint(checked.Problems), "its groups may not create certificatesigningrequests.certificates.k8s.io")
 	})
 }
 

@@ -137,7 +137,11 @@ func newTokenList(s console.Streams) *cobra.Command {
 		return output.Print(s, all, func() {
 			rows := [][]string{{"ID", "EXPIRES", "USAGES", "DESCRIPTION", "PROBLEMS"}}
 			for _, t := range all {
-				rows = append(rows, []string{t.ID, cmp.Or(timeText(t.Expires), "never"), strings.Join(t.Usages, ","), strings.Join(strings.Fields(t.Description), " "), strings.Join(t.Problems, "; ")})
+				var problems []string
+				for _, p := range t.Problems {
+					problems = append(problems, p.Error())
+				}
+				rows = append(rows, []string{t.ID, cmp.Or(timeText(t.Expires), "never"), strings.Join(t.Usages, ","), strings.Join(strings.Fields(t.Description), " "), strings.Join(problems, "; ")})
 			}
 			console.Table(s.Out, rows...)
 		})
@@ -178,7 +182,7 @@ lines: pass a whole token with --token-file.`,
 		}
 		var errs []error
 		for _, p := range t.Problems {
-			errs = append(errs, fmt.Errorf("checking token %s: %s", t.ID, p))
+			errs = append(errs, fmt.Errorf("checking token %s: %w", t.ID, p))
 		}
 		if err := errors.Join(errs...); err != nil {
 			return err
