@@ -361,6 +361,16 @@ type State struct {
 	Boot *BootClock `json:"boot,omitempty"`
 	// Update is set only when the state is displayed. It is nil if there is no update to report.
 	Update *UpdateState `json:"update,omitempty"`
+	// Order is set only by `firstboot status`. It is nil if the cluster ordered nothing, or the order
+	// is done.
+	Order *OrderState `json:"order,omitempty"`
+}
+
+// OrderState is the state of an order from the cluster, in the words of order.Answer.
+type OrderState struct {
+	Order  string `json:"order"`
+	State  string `json:"state"`
+	Reason string `json:"reason,omitempty"`
 }
 
 // Statuses of an update.

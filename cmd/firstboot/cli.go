@@ -249,7 +249,7 @@ func newStatus(m target, log io.Writer) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			s.Update = update.Status(e)
+			s.Update, s.Order = update.Status(e), update.OrderStatus(e)
 			if output == "text" {
 				fmt.Fprint(cmd.OutOrStdout(), run.ReportText(s))
 			} else {

@@ -370,10 +370,13 @@ func ReportText(s *ondisk.State) string {
 	if s.Update != nil {
 		fmt.Fprintf(&b, "update: %s\n", updateText(s.Update))
 	}
+	if s.Order != nil {
+		fmt.Fprintf(&b, "order: %s\n    %s\n", s.Order.Order, strings.TrimSuffix(s.Order.State+": "+s.Order.Reason, ": "))
+	}
 	for _, n := range s.Notes {
 		fmt.Fprintf(&b, "note: %s\n", n)
 	}
-	if len(s.Notes) > 0 || s.Update != nil {
+	if len(s.Notes) > 0 || s.Update != nil || s.Order != nil {
 		b.WriteByte('\n')
 	}
 	for _, p := range s.Phases {

@@ -163,6 +163,24 @@ func CarryOutOrder(ctx context.Context, e *machine.Env, tell func(run.Step)) err
 	return o.carryOut(ctx, *ordered, tell)
 }
 
+// OrderStatus returns the state of the last order, as the Node has it. It returns nil if there was
+// no order, or the order is done.
+func OrderStatus(e *machine.Env) *ondisk.OrderState {
+	image, err := site.ImageInfo(e)
+	if err != nil {
+		return nil
+	}
+	o := &orders{e: e, image: image, active: site.IfAny(e, image)}
+	if json.Unmarshal(e.Contents(OrderFile), &o.record) != nil || o.record.Version != orderRecordVersion {
+		return nil
+	}
+	a := order.ParseAnswer(o.answer().String())
+	if a.Order == "" || a.State == order.StateDone {
+		return nil
+	}
+	return &ondisk.OrderState{Order: a.Order, State: a.State, Reason: a.Reason}
+}
+
 // load reads OrderFile. If the recorded order was committed, load determines its result.
 func (o *orders) load() error {
 	b := o.e.Contents(OrderFile)

@@ -151,11 +151,18 @@ func (b *ordered) must() {
 	}
 }
 
-// says checks the state and the reason in the machine's answer.
+// says checks the state and the reason in the machine's answer, and that OrderStatus has the same.
 func (b *ordered) says(state, reason string) {
 	b.t.Helper()
 	if a := b.answer(); a.State != state || !strings.Contains(a.Reason, reason) || reason == "" && a.Reason != "" {
 		b.t.Errorf("answered %+v, want %s, %q", a, state, reason)
+	}
+	s := OrderStatus(b.env())
+	if state == order.StateDone && s == nil {
+		return
+	}
+	if a := b.answer(); s == nil || s.Order != a.Order || s.State != a.State || s.Reason != a.Reason {
+		b.t.Errorf("status %+v, answered %+v", s, a)
 	}
 }
 
@@ -689,7 +696,9 @@ func TestOrderOnAFullDisk(t *testing.T) {
 		if err := CarryOutOrder(t.Context(), e, func(run.Step) {}); !errors.Is(err, syscall.ENOSPC) {
 			t.Error(err)
 		}
-		b.says(order.StateWaiting, "recording the order: no space left on device")
+		if a := b.answer(); a.State != order.StateWaiting || a.Reason != "recording the order: no space left on device" {
+			t.Errorf("answered %+v", a)
+		}
 		b.give()
 		b.must()
 		b.updated()
