@@ -197,7 +197,8 @@ func (r *installation) others(ctx context.Context, src Source) ([]device.Disk, e
 	return slices.DeleteFunc(disks, func(d device.Disk) bool { return d.Path == src.Disk }), err
 }
 
-// isSame reports whether two listings show the same disk. Its path may have changed after a reset.
+// isSame reports whether two listings show the same disk. A disk that was reconnected may have
+// another path.
 func isSame(a, b *device.Disk) bool {
 	now := *b
 	if a.Serial != "" {

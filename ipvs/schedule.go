@@ -239,7 +239,7 @@ func (s *schedule) inquired(now time.Time) {
 }
 
 // afterInquiry continues after an inquiry that the API server answered. If rounds of the inquiry
-// failed, a request is sent at once, to reset the number of failures.
+// failed, a request is sent at once: its answer sets the number of failures back to 0.
 func (s *schedule) afterInquiry(now time.Time, failed bool) {
 	s.pinged, s.measure = time.Time{}, measurePings
 	if failed {

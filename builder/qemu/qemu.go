@@ -54,7 +54,7 @@ type Machine struct {
 	// HTTPSCAs is an EFI signature list of the CAs that the firmware accepts for HTTPS boot. It is
 	// empty for none.
 	HTTPSCAs string
-	// Watchdog adds a hardware watchdog, which resets a hanging machine.
+	// Watchdog adds a hardware watchdog, which restarts a machine that hangs.
 	Watchdog bool
 	// Serial is the console: "stdio" (default), "terminal" (stdio, but Ctrl-A X ends QEMU), or the
 	// path of a file.
@@ -70,7 +70,7 @@ type Machine struct {
 	// the host's clock only while the guest is idle. Therefore, a busy host causes no delays or
 	// timeouts in the guest. Counted requires TCG, and the CPUs run in turn.
 	Counted bool
-	// NoReboot makes QEMU exit at a reset.
+	// NoReboot makes QEMU exit instead of restarting the machine.
 	NoReboot bool
 }
 

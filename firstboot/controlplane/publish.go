@@ -78,7 +78,7 @@ func checkPublished(ctx context.Context, e *machine.Env, site *configs.Site) (ru
 	case site.Credentials.Keys != nil && !noted:
 		return run.Todo, nil
 	case noted || e.Exists(member.ReadyMark):
-		// Somebody has deleted cluster-info. Publishing it again would reset other objects too.
+		// Somebody has deleted cluster-info. Publishing it again would overwrite other objects too.
 		e.Note("the cluster no longer publishes cluster-info: nodes that do not know its CA cannot join. To fix, unless it was deleted on purpose: `kubeadm init phase bootstrap-token` on this machine")
 		return run.Done, nil
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/site"
 )
 
-// TestPublishedMeanwhile checks that Run resets nothing that is published if, after the Check,
+// TestPublishedMeanwhile checks that Run overwrites nothing that is published if, after the Check,
 // another node publishes the cluster, the API server fails, or a person deletes cluster-info.
 func TestPublishedMeanwhile(t *testing.T) {
 	t.Parallel()

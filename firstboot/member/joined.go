@@ -143,7 +143,7 @@ func LeftLabels(j JoinedAs, site *configs.Site, n *kubeapi.Node) map[string]stri
 }
 
 // SaveLabels records the labels that first boot has set on the Node. It reads JoinedFile again,
-// because a reset may have changed it.
+// because firstboot reset may have changed it.
 func SaveLabels(e *machine.Env, site *configs.Site) error {
 	j, ok := ReadJoinedAs(e)
 	if !ok {

@@ -252,7 +252,7 @@ func (w *world) spoilKernel(image string) {
 }
 
 // TestComesUpByItself checks that damaged file systems are repaired at boot, and that the watchdog
-// resets a machine that hangs.
+// restarts a machine that hangs.
 func TestComesUpByItself(t *testing.T) {
 	nightly(t)
 	w := newWorld(t, 1)
@@ -276,7 +276,7 @@ systemd-analyze blame --no-pager | head -n 20`))
 	// As after an update: kubeadm up to 1.34 wrote this flag, which the new system's kubelet rejects.
 	w.mustOnNode(vm, `sed -i 's|^KUBELET_KUBEADM_ARGS="|&--pod-infra-container-image=registry.k8s.io/pause:3.10 |' /var/lib/kubelet/kubeadm-flags.env && sync
 grep pod-infra /var/lib/kubelet/kubeadm-flags.env`)
-	// Without systemd, nothing resets the watchdog's timer.
+	// Without systemd, nothing keeps the watchdog from restarting the machine.
 	w.mustOnNode(vm, "systemd-run --collect /bin/sh -c 'sleep 20; echo 1 >/sys/fs/cgroup/init.scope/cgroup.freeze'")
 	mark = w.expect(vm, mark, `BdsDxe: starting Boot`)
 	w.readyAgain(vm, mark, node)

@@ -55,7 +55,7 @@ func TestStaleTranslation(t *testing.T) {
 }
 
 // TestEmulatorsPanicIsNoEnd checks that a wait continues after a panic caused by the emulator,
-// because the image's kernel then resets. A panic in the next boot must end the wait.
+// because the image's kernel then restarts the machine. A panic in the next boot must end the wait.
 func TestEmulatorsPanicIsNoEnd(t *testing.T) {
 	const (
 		boot  = "BdsDxe: starting Boot0001 \"UEFI Misc Device\" from PciRoot(0x0)/Pci(0x1,0x0)\n"

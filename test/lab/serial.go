@@ -141,8 +141,8 @@ func (s *Serial) Broken() error {
 // powerOn matches the firmware's text at the beginning of each boot.
 var powerOn = regexp.MustCompile(`BdsDxe: (loading|starting) Boot`)
 
-// final reports whether line i is a fatal one. A panic because of the emulator is not: every image
-// makes its kernel reset after a panic, which the machine must survive like a power cut.
+// final reports whether line i is a fatal one. A panic because of the emulator is not: the kernel of
+// every image restarts the machine after a panic, which it must survive like a power cut.
 func (s *Serial) final(lines []Line, i int) bool {
 	if !fatal.MatchString(lines[i].Text) {
 		return false
@@ -151,7 +151,7 @@ func (s *Serial) final(lines []Line, i int) bool {
 	for boot >= 0 && !powerOn.MatchString(lines[boot].Text) {
 		boot--
 	}
-	// Without firmware it is a test's own kernel, which does not reset after a panic.
+	// Without firmware it is a test's own kernel, which does not restart the machine after a panic.
 	return boot < 0 || staleTranslation(lines[boot:i]) == ""
 }
 

@@ -55,8 +55,8 @@ type VMConfig struct {
 	Record bool
 	// Lockstep makes the machine share a clock with other machines; nil: it has this host's clock.
 	Lockstep *Lockstep
-	// KeepVars keeps the firmware variables of the last machine with this name. Otherwise they are
-	// reset, because they are not stored on the disk.
+	// KeepVars keeps the firmware variables of the last machine with this name. Otherwise the machine
+	// has new ones, because they are not stored on the disk.
 	KeepVars bool
 }
 
