@@ -184,7 +184,8 @@ func newCertificates(m target, log io.Writer) *cobra.Command {
 current one is empty, truncated or does not match its key, it restores the newest
 usable one. It restores the cluster's CA from kubelet's credentials. After an update
 to another minor version of Kubernetes it saves the settings of the previous kubelet;
-if the machine returns to the previous system, it restores them. It runs at each boot, before kubelet and yurthub.`,
+if the machine returns to the previous system, it restores them. It runs at each boot,
+before kubelet and yurthub.`,
 		RunE: func(*cobra.Command, []string) error {
 			if err := m.needRoot("certificates", "reads private keys"); err != nil {
 				return err

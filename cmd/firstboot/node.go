@@ -79,8 +79,8 @@ func newRevert(m target, log io.Writer) *cobra.Command {
 	return &cobra.Command{
 		Use: "revert", Short: "Turn this OpenYurt node into a native node again", Args: noArgs,
 		Example: "  firstboot revert",
-		Long: `revert redirects kubelet to the API servers, stops yurthub, and removes what
-convert wrote and the labels of the Node. Pods keep running. Every step is
+		Long: `revert redirects kubelet to the API servers, stops yurthub, and removes yurthub's
+settings and the Node's labels for OpenYurt. Pods keep running. Every step is
 checked. If a step fails, the earlier ones are undone. A record of the change is in
 /var/log/edgebake. A node whose yurthub is a static pod (before ` + openyurt.Release(openyurt.FirstUnit) + `) has no
 certificate of its own and cannot be reverted: reset it and join it again.`,

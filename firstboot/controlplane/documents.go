@@ -195,7 +195,7 @@ func remarkProxy(ctx context.Context, e *machine.Env, site *configs.Site) {
 	if err != nil {
 		e.Log.Warn("comparing kube-proxy's configuration with the Site's", "error", err)
 	} else if len(differences) > 0 {
-		e.Note("kube-proxy's configuration in the cluster differs from the Site's (%s). First boot leaves it, since kubeadm would reset kube-proxy's DaemonSet. To fix: correct config.conf (`kubectl -n kube-system edit configmap kube-proxy`), then `kubectl -n kube-system rollout restart daemonset kube-proxy`",
+		e.Note("kube-proxy's configuration in the cluster differs from the Site's (%s). First boot leaves it, since kubeadm would overwrite kube-proxy's DaemonSet. To fix: correct config.conf (`kubectl -n kube-system edit configmap kube-proxy`), then `kubectl -n kube-system rollout restart daemonset kube-proxy`",
 			strings.Join(differences, "; "))
 	}
 }
