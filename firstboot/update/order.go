@@ -267,7 +267,7 @@ func (o *orders) answer() order.Answer {
 	return a
 }
 
-// nodeTime limits a request for the Node.
+// nodeTime limits the time of one request for the Node.
 const nodeTime = 20 * time.Second
 
 func (o *orders) client(ctx context.Context) (context.Context, context.CancelFunc, *kubeapi.Client, error) {
