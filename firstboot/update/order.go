@@ -207,14 +207,18 @@ func (o *orders) load() error {
 		}
 		return o.end(order.StateDone, "")
 	}
-	another := o.e.Text(planFile) != o.record.Plan // another update has begun after the order's
-	switch s := settled(o.e); {
-	case s != nil && s.Status == ondisk.UpdateFailed, another && slices.Contains(failedPlans(o.e), o.record.Plan):
+	plan, s := o.e.Text(planFile), settled(o.e)
+	another := plan != o.record.Plan // another update has begun after the order's; plan is "" once it has ended
+	failed := s != nil && s.Status == ondisk.UpdateFailed
+	switch {
+	case failed && !another, another && slices.Contains(failedPlans(o.e), o.record.Plan):
 		return o.end(order.StateFailed, "the new system failed to start, and the machine runs the previous one; journalctl --list-boots on the machine lists the boots")
-	case s != nil && s.Status == ondisk.UpdatePending && !o.e.Exists(committedFile):
+	case another && (failed || plan == "" || plan == o.image.Plan && !run.OnTrial(o.e)):
+		return o.end(order.StateFailed, fmt.Sprintf("another image was installed after that of the order, and the machine runs %s (plan %s)", o.image.Name, o.image.Plan))
+	case s == nil, s.Status == ondisk.UpdateTrial:
+		return nil // unknown until the boot entries can be read, or the trial ends
+	case s.Status == ondisk.UpdatePending && (another || !o.e.Exists(committedFile)):
 		return nil
-	case s == nil && !another:
-		return nil // the boot entries cannot be read now, so the result is unknown
 	}
 	// The update was interrupted before its boot entry was written, or before the restart.
 	o.record.uncountTrial()

@@ -444,6 +444,60 @@ func TestOrderOfABadSystemAgain(t *testing.T) {
 	}
 }
 
+// TestOrderReplacedByHand checks that an order that restarts the machine is not carried out again if a
+// person installs a third image before the order's result is known.
+func TestOrderReplacedByHand(t *testing.T) {
+	third := strings.Repeat("f", 32)
+	const replaced = "another image was installed after that of the order, and the machine runs "
+	for _, c := range []struct {
+		name          string
+		prepare       func(b *ordered)
+		state, reason string
+	}{
+		{"installed", func(*ordered) {}, order.StateRestarting, ""},
+		{"installed after the order's run was killed", func(b *ordered) { b.put(committedFile, "") }, order.StateRestarting, ""},
+		{"on trial", func(b *ordered) {
+			b.runs(ondisk.LabelRootB, "new.raw.zst")
+			b.put(ondisk.ImageInfoFile, strings.ReplaceAll(b.get(ondisk.ImageInfoFile), newPlan, third))
+			b.put(machine.BootCountFile, "\x06\x00\x00\x00\\\x00l\x00o\x00a\x00d\x00e\x00r\x00")
+		}, order.StateTrial, ""},
+		{"kept", func(b *ordered) {
+			b.runs(ondisk.LabelRootB, "new.raw.zst")
+			b.put(ondisk.ImageInfoFile, strings.ReplaceAll(b.get(ondisk.ImageInfoFile), newPlan, third))
+		}, order.StateFailed, replaced + third},
+		{"kept, and its update finished", func(b *ordered) {
+			b.runs(ondisk.LabelRootB, "new.raw.zst")
+			b.put(ondisk.ImageInfoFile, strings.ReplaceAll(b.get(ondisk.ImageInfoFile), newPlan, third))
+			if err := os.RemoveAll(filepath.Join(b.root, Dir)); err != nil {
+				t.Fatal(err)
+			}
+		}, order.StateFailed, replaced + third},
+		{"failed", func(b *ordered) {
+			if err := os.Rename(filepath.Join(b.root, entryB), filepath.Join(b.root, "efi/loader/entries/edgebake-b+0-3.conf")); err != nil {
+				t.Fatal(err)
+			}
+		}, order.StateFailed, replaced + oldPlan},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newOrdered(t)
+			b.give()
+			b.must()
+			b.updated()
+			b.put(planFile, third+"\n")
+			c.prepare(b)
+			b.rebooted = false
+			asked := b.images.requests
+			for range 2 {
+				b.must()
+				b.says(c.state, c.reason)
+			}
+			if b.rebooted || b.images.requests > asked {
+				t.Error("the order was carried out again")
+			}
+		})
+	}
+}
+
 // TestOrderHeld checks that with hold, the machine downloads everything and waits. It restarts once
 // hold is removed from the order.
 func TestOrderHeld(t *testing.T) {
