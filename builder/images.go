@@ -43,7 +43,7 @@ func (b *resolver) resolveImages(ctx context.Context) error {
 	listing, listErr := images.List(b.img, b.Dir)
 	list := listing.Images
 	for _, n := range append(b.img.Warnings(), listing.Notes...) {
-		b.event(Event{Step: "images", State: StateWarning, Text: n})
+		b.event(Event{Step: "images", State: StateWarning, Text: n.Error()})
 	}
 	if len(list) == 0 {
 		return listErr

@@ -60,7 +60,7 @@ func namedBy(img *configs.Image, dir string) []named {
 // LookForFiles returns errors for files and directories named by an Image that are missing or
 // unusable, and for a containerd version for which images cannot be baked. It does not look for
 // programs in a directory. Relative paths are relative to dir. A build prints the same warnings.
-func LookForFiles(img *configs.Image, dir string) (warnings []string, _ error) {
+func LookForFiles(img *configs.Image, dir string) (warnings configs.Problems, _ error) {
 	var errs []error
 	for _, n := range namedBy(img, dir) {
 		var err error

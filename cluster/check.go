@@ -1,6 +1,6 @@
 package cluster
 
-// Check is the result of one check of a cluster or of documents, with a fix if the check failed.
+// Check is the result of one check of a cluster or of documents, with a fix if there is one.
 // Preflight, Verify, ExpiryChecks and DocumentChecks return Checks.
 type Check struct {
 	Name string `json:"name"`

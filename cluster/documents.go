@@ -24,8 +24,8 @@ var documentAreas = []struct {
 // NotRead is the Detail of checks of fields that could not be read.
 const NotRead = "the document could not be read completely"
 
-// DocumentChecks turns the problems of documents into checks. Fields that could not be read get the
-// state unknown.
+// DocumentChecks turns the problems of documents into checks. The Detail has the fix too. Fields that
+// could not be read get the state unknown.
 func DocumentChecks(probs configs.Problems) []Check {
 	var out []Check
 	taken := map[int]bool{}
@@ -40,13 +40,7 @@ func DocumentChecks(probs configs.Problems) []Check {
 				continue
 			}
 			taken[i], failed = true, true
-			at := p
-			at.Msg = ""
-			detail, fix := p.Msg, "correct the field"
-			if before, after, ok := strings.Cut(p.Msg, "; "); ok {
-				detail, fix = before, after
-			}
-			out = append(out, Check{Name: area.name, State: CheckFailed, Detail: strings.TrimSuffix(at.Error(), ": ") + ": " + detail, Fix: fix})
+			out = append(out, Check{Name: area.name, State: CheckFailed, Detail: p.Error()})
 		}
 		if !failed {
 			fine.Name = area.name

@@ -97,34 +97,34 @@ func KubernetesWarning(version string) string {
 
 // Warnings returns settings of a valid Image that are allowed but rarely correct. Each warning
 // begins with the field.
-func (i *Image) Warnings() []string {
-	var list []string
+func (i *Image) Warnings() Problems {
+	var w Problems
 	minor, series := kubeadm.Minor(i.Kubernetes.Version), i.containerdSeries()
-	if w := KubernetesWarning(i.Kubernetes.Version); w != "" {
-		list = append(list, "kubernetes.version: "+w)
+	if old := KubernetesWarning(i.Kubernetes.Version); old != "" {
+		w.Add("kubernetes.version", "%s", old)
 	}
 	if y := i.Yurthub; y != nil && minor > openyurt.NewestKubernetes && !openyurt.RunsAsPod(y.Version) {
-		list = append(list, fmt.Sprintf("yurthub.version: %s is certified by OpenYurt up to Kubernetes v1.%d and was tested here up to v1.%d, not with v1.%d", y.Version, openyurt.CertifiedKubernetes, openyurt.NewestKubernetes, minor))
+		w.Add("yurthub.version", "%s is certified by OpenYurt up to Kubernetes v1.%d and was tested here up to v1.%d, not with v1.%d", y.Version, openyurt.CertifiedKubernetes, openyurt.NewestKubernetes, minor)
 	}
 	field := i.containerdField()
 	// Debian supports its own package of containerd as long as the suite.
 	if end, ok := endedContainerd[series]; ok && !i.Containerd.Debian {
-		list = append(list, fmt.Sprintf("%s: containerd %s has had no security fixes since %s: use %s", field, series, end, ExampleContainerd))
+		w.Add(field, "containerd %s has had no security fixes since %s: use %s", series, end, ExampleContainerd)
 	}
 	if m := containerdVersion.FindStringSubmatch(i.Containerd.Version); m != nil {
 		if n, _ := strconv.Atoi(m[2]); m[1] == "2" && n > newestContainerd {
-			list = append(list, fmt.Sprintf("%s: containerd %s is newer than this edgebake, which was tested with 2.%d and earlier", field, series, newestContainerd))
+			w.Add(field, "containerd %s is newer than this edgebake, which was tested with 2.%d and earlier", series, newestContainerd)
 		}
 	}
 	if series == "1.7" && minor >= firstKubernetesWarning && minor < firstKubernetesWithoutFallback {
-		list = append(list, fmt.Sprintf("%s: containerd 1.7 works with Kubernetes v1.%d, but not with v1.%d and later: use %s",
-			field, minor, firstKubernetesWithoutFallback, ExampleContainerd))
+		w.Add(field, "containerd 1.7 works with Kubernetes v1.%d, but not with v1.%d and later: use %s", minor, firstKubernetesWithoutFallback, ExampleContainerd)
 	}
 	if len(i.Updates.Keys) > 0 && i.Updates.Serial == 0 {
-		list = append(list, "updates.serial: machines with this image accept every image that is signed with updates.keys, also older ones: set it to 1, and raise it in each image")
+		w.Add("updates.serial", "machines with this image accept every image that is signed with updates.keys, also older ones: set it to 1, and raise it in each image")
 	}
 	if p, err := netip.ParsePrefix(i.CNI.PodCIDR); err == nil && p.Contains(defaultVIP) {
-		list = append(list, fmt.Sprintf("cni.podCIDR: %s contains %s, the default virtual address of API servers: choose another network, or set vip in each Site", p, defaultVIP))
+		w.Add("cni.podCIDR", "%s contains %s, the default virtual address of API servers: choose another network, or set vip in each Site", p, defaultVIP)
 	}
-	return append(list, i.Kernel.contradictions()...)
+	i.Kernel.contradictions(&w)
+	return w
 }

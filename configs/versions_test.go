@@ -81,7 +81,7 @@ func TestVersionPairs(t *testing.T) {
 			t.Errorf("%s with %s: %v", c.kubernetes, c.containerd, err)
 			continue
 		}
-		got := strings.Join(img.Warnings(), "\n")
+		got := img.Warnings().Error()
 		if c.warning == "" && got != "" || !strings.Contains(got, c.warning) {
 			t.Errorf("%s with %s warns %q, want %q", c.kubernetes, c.containerd, got, c.warning)
 		}
@@ -106,7 +106,7 @@ func TestYurthubOnANewerKubernetes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got := strings.Join(img.Warnings(), "\n")
+		got := img.Warnings().Error()
 		if strings.Contains(got, "yurthub.version: v1.7.0 is certified by OpenYurt up to Kubernetes v1.34 and was tested here up to v1.36, not with v1.37") != warns {
 			t.Errorf("%s: %q", version, got)
 		}

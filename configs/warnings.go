@@ -136,7 +136,7 @@ func matchesName(pattern, name string) bool {
 var repeatable = []string{"console", "earlycon", "earlyprintk", "mtdparts", "memmap", "video", "hugepages", "hugepagesz", "acpi_osi", "systemd.setenv", "systemd.wants", "systemd.mask", "rd.driver.blacklist", "modprobe.blacklist", "module_blacklist", "dyndbg"}
 
 // contradictions warns about kernel arguments that are given with two different values.
-func (k *Kernel) contradictions() (warnings []string) {
+func (k *Kernel) contradictions(w *Problems) {
 	values := map[string]string{}
 	for n, a := range k.Args {
 		key, value, _ := strings.Cut(a, "=")
@@ -145,8 +145,7 @@ func (k *Kernel) contradictions() (warnings []string) {
 		case !twice:
 			values[key] = value
 		case first != value && !slices.Contains(repeatable, key):
-			warnings = append(warnings, fmt.Sprintf("kernel.args[%d]: %s contradicts %s=%s before it: remove one of the two", n, a, key, first))
+			w.Add(fmt.Sprintf("kernel.args[%d]", n), "%s contradicts %s=%s before it: remove one of the two", a, key, first)
 		}
 	}
-	return warnings
 }

@@ -102,7 +102,7 @@ func TestImageWarnings(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		got := strings.Join(img.Warnings(), "\n")
+		got := img.Warnings().Error()
 		if c.want == "" && got != "" || !strings.Contains(got, c.want) {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}

@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/edgebake/edgebake/builder"
 	"github.com/edgebake/edgebake/configs"
@@ -67,8 +66,8 @@ func (r *Reader) validateImage(d Source, doc *configs.Document) error {
 		warnings, err := builder.LookForFiles(img, d.Dir())
 		errs = append(errs, d.Explain(err), checkTemplates(d, img))
 		for _, w := range warnings {
-			if !slices.Contains(printed, w) {
-				printed = append(printed, w)
+			if text := w.Error(); !slices.Contains(printed, text) {
+				printed = append(printed, text)
 				r.Warn(configs.Problems{d.warning(w)})
 			}
 		}
@@ -76,15 +75,13 @@ func (r *Reader) validateImage(d Source, doc *configs.Document) error {
 	return joined.Distinct(errs...)
 }
 
-// warning converts the text of a warning to a Problem. If the text begins with a field, the Problem
-// contains the field's place.
-func (d Source) warning(text string) configs.Problem {
-	if field, msg, ok := strings.Cut(text, ": "); ok && !strings.ContainsAny(field, " :/") {
-		if p := d.Problem(field, msg); p.Line > 0 {
-			return p
-		}
+// warning adds the place in the document to a warning.
+func (d Source) warning(w configs.Problem) configs.Problem {
+	if w.Path != "" {
+		return d.Problem(w.Path, w.Msg)
 	}
-	return configs.Problem{File: d.Name, Msg: text}
+	w.File = d.Name
+	return w
 }
 
 // warnOfDates warns if the clock of this computer is too early for stamping the image, or for

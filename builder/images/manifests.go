@@ -30,7 +30,7 @@ type Listing struct {
 	// (app.yaml:3)". Their operators may start images that the manifests do not name.
 	PassedOver []string
 	// Notes lists warnings about images that nodes may lack.
-	Notes []string
+	Notes configs.Problems
 }
 
 // List returns all images that an Image needs: the listed images, the images that its manifests
@@ -90,30 +90,32 @@ func List(img *configs.Image, dir string) (Listing, error) {
 }
 
 // lacks returns warnings about images that every node needs but that are not listed.
-func (l *Listing) lacks(img *configs.Image) (notes []string) {
+func (l *Listing) lacks(img *configs.Image) (notes configs.Problems) {
 	v := img.Kubernetes.Version
 	switch {
 	case v == "":
 		return nil // an incomplete Image
 	case len(l.Images) == 0 && len(img.ImagesFrom) == 0:
-		return []string{fmt.Sprintf("the image contains no container images, so a node needs a registry for its first pod: for nodes without one, name the pause image in containerd.sandbox, and list the images that every node runs in images, e.g. kube-proxy:%s (`edgebake init --kubeconfig FILE` does both)", v)}
+		notes.Add("", "the image contains no container images, so a node needs a registry for its first pod: for nodes without one, name the pause image in containerd.sandbox, and list the images that every node runs in images, e.g. kube-proxy:%s (`edgebake init --kubeconfig FILE` does both)", v)
+		return notes
 	}
 	if img.Containerd.Sandbox == "" {
-		notes = append(notes, "containerd.sandbox names no pause image, so containerd pulls its default pause image before a node's first pod starts; for nodes without a registry, add a pause image to images and name it in containerd.sandbox")
+		notes.Add("", "containerd.sandbox names no pause image, so containerd pulls its default pause image before a node's first pod starts; for nodes without a registry, add a pause image to images and name it in containerd.sandbox")
 	}
 	if !slices.ContainsFunc(l.Images, func(w ListedImage) bool { return strings.HasSuffix("/"+w.Name.Path, "/kube-proxy") }) {
-		notes = append(notes, fmt.Sprintf("the image contains no kube-proxy, so nodes pull it if the cluster runs it: add its image (kube-proxy:%s) to images", v))
+		notes.Add("", "the image contains no kube-proxy, so nodes pull it if the cluster runs it: add its image (kube-proxy:%s) to images", v)
 	}
 	return notes
 }
 
 // MentionNotes returns the warnings about Mentions, which Notes also contains.
-func (l *Listing) MentionNotes() (notes []string) {
+func (l *Listing) MentionNotes() (notes configs.Problems) {
 	for n, f := range l.Mentions {
 		if n == maxMentionNotes {
-			return append(notes, fmt.Sprintf("%d more images were found in manifests, but not baked: `edgebake images` lists them", len(l.Mentions)-n))
+			notes.Add("", "%d more images were found in manifests, but not baked: `edgebake images` lists them", len(l.Mentions)-n)
+			return notes
 		}
-		notes = append(notes, fmt.Sprintf("%s: %s was found but not baked: add it to images, or to imagesIgnore", f.Where, f.Ref))
+		notes.Add("", "%s: %s was found but not baked: add it to images, or to imagesIgnore", f.Where, f.Ref)
 	}
 	return notes
 }
@@ -145,10 +147,10 @@ func (l *ignoreList) matches(f Reference) bool {
 	return found
 }
 
-func (l *ignoreList) unused() (notes []string) {
+func (l *ignoreList) unused() (notes configs.Problems) {
 	for n, p := range l.patterns {
 		if !l.used[n] {
-			notes = append(notes, fmt.Sprintf("imagesIgnore[%d]: %q matches no image in the manifests of imagesFrom: remove it, or correct it", n, p))
+			notes.Add(fmt.Sprintf("imagesIgnore[%d]", n), "%q matches no image in the manifests of imagesFrom: remove it, or correct it", p)
 		}
 	}
 	return notes

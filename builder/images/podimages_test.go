@@ -166,8 +166,8 @@ func TestIgnoredImages(t *testing.T) {
 	if len(l.Images) != 0 || len(l.Mentions) != 1 || l.Mentions[0].Ref.String() != "r.test/b/c:1" {
 		t.Errorf("images %v, mentions %v", l.Images, l.Mentions)
 	}
-	want := []string{"m.yaml:3: Pod: r.test/b/c:1 was found but not baked: add it to images, or to imagesIgnore",
-		`imagesIgnore[2]: "none:1" matches no image in the manifests of imagesFrom: remove it, or correct it`}
+	want := configs.Problems{{Msg: "m.yaml:3: Pod: r.test/b/c:1 was found but not baked: add it to images, or to imagesIgnore"},
+		{Path: "imagesIgnore[2]", Msg: `"none:1" matches no image in the manifests of imagesFrom: remove it, or correct it`}}
 	if !slices.Equal(l.Notes, want) {
 		t.Errorf("notes %q", l.Notes)
 	}

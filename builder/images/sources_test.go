@@ -400,7 +400,7 @@ func TestListAddsWhatIsNeeded(t *testing.T) {
 	if len(list) != 2+1+7 || sources["edgebake.test/pause:1"] != "l;" || sources["edgebake.test/web:1"] != "l;" || sources["edgebake.test/yurthub:1"] != "y;" {
 		t.Errorf("%v", sources)
 	}
-	if len(notes) != 2 || !strings.Contains(notes[0], "docker.io/not/an:image was found but not baked") || !strings.Contains(notes[1], "kube-proxy:v1.36.3") {
+	if len(notes) != 2 || !strings.Contains(notes[0].Msg, "docker.io/not/an:image was found but not baked") || !strings.Contains(notes[1].Msg, "kube-proxy:v1.36.3") {
 		t.Errorf("notes %q", notes)
 	}
 }

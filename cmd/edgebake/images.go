@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"io"
-	"slices"
 
 	"github.com/edgebake/edgebake/builder"
 	"github.com/edgebake/edgebake/builder/documents"
@@ -73,9 +72,12 @@ start images that no manifest names.`,
 			}
 			defer t.Options.Cache.Close()
 			listing, listErr := images.List(t.Image, t.Options.Dir)
-			listedBelow := listing.MentionNotes()
+			listedBelow := map[string]bool{}
+			for _, n := range listing.MentionNotes() {
+				listedBelow[n.Error()] = true
+			}
 			t.Options.Events = func(e builder.Event) {
-				if e.State == builder.StateWarning && !slices.Contains(listedBelow, e.Text) {
+				if e.State == builder.StateWarning && !listedBelow[e.Text] {
 					s.Warn("%s", e.Text)
 				}
 			}

@@ -59,23 +59,34 @@ func (e *FieldError) Unwrap() error { return e.Err }
 
 // Error formats the problem like a compiler, so that editors can jump to the position.
 func (p Problem) Error() string {
-	var b strings.Builder
-	if p.File != "" {
-		b.WriteString(FileName(p.File))
-		if p.Line > 0 {
-			fmt.Fprintf(&b, ":%d", p.Line)
-			if p.Col > 0 {
-				fmt.Fprintf(&b, ":%d", p.Col)
-			}
+	if at := p.Position(); at != "" {
+		return at + ": " + p.Text()
+	}
+	return p.Text()
+}
+
+// Position returns the file with line and column, or "" if the file is unknown.
+func (p Problem) Position() string {
+	if p.File == "" {
+		return ""
+	}
+	at := FileName(p.File)
+	if p.Line > 0 {
+		at += fmt.Sprintf(":%d", p.Line)
+		if p.Col > 0 {
+			at += fmt.Sprintf(":%d", p.Col)
 		}
-		b.WriteString(": ")
 	}
-	if p.Path != "" {
-		b.WriteString(atMost(maxPath, p.Path))
-		b.WriteString(": ")
+	return at
+}
+
+// Text returns the field and the message, without the position.
+func (p Problem) Text() string {
+	msg := atMost(maxTold, p.Msg)
+	if p.Path == "" {
+		return msg
 	}
-	b.WriteString(atMost(maxTold, p.Msg))
-	return b.String()
+	return atMost(maxPath, p.Path) + ": " + msg
 }
 
 // FileName returns the name of a file for messages: "-" becomes "standard input".

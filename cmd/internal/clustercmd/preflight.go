@@ -16,6 +16,7 @@ import (
 	"github.com/edgebake/edgebake/cmd/internal/cli"
 	"github.com/edgebake/edgebake/cmd/internal/console"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/joined"
 	"github.com/spf13/cobra"
 )
 
@@ -149,8 +150,17 @@ func imageChecks(g *media.Image, doc media.Site) []cluster.Check {
 		return []cluster.Check{{Name: "image", State: cluster.CheckOK, Detail: fmt.Sprintf("%s supports the Sites", g.Info().Name)}}
 	}
 	var out []cluster.Check
-	for _, problem := range strings.Split(err.Error(), "\n") {
-		out = append(out, cluster.Check{Name: "image", State: cluster.CheckFailed, Detail: problem})
+	add := func(problem error) {
+		out = append(out, cluster.Check{Name: "image", State: cluster.CheckFailed, Detail: problem.Error()})
+	}
+	for _, e := range joined.Errors(err) {
+		if probs, ok := e.(configs.Problems); ok {
+			for _, p := range probs {
+				add(p)
+			}
+		} else {
+			add(e)
+		}
 	}
 	out[len(out)-1].Fix = "correct the Site, or build an image that supports it"
 	return out

@@ -82,8 +82,11 @@ func (s Streams) Warn(format string, args ...any) {
 // WarnAll prints warnings about documents, with file and line.
 func (s Streams) WarnAll(warnings configs.Problems) {
 	for _, w := range warnings {
-		text := configs.Problem{Path: w.Path, Msg: w.Msg}.Error()
-		fmt.Fprintf(s.Err, "%sWARNING: %s\n", strings.TrimSuffix(w.Error(), text), text)
+		at := w.Position()
+		if at != "" {
+			at += ": "
+		}
+		fmt.Fprintf(s.Err, "%sWARNING: %s\n", at, w.Text())
 	}
 }
 
