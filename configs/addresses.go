@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/edgebake/edgebake/configs/forms"
+	"github.com/edgebake/edgebake/configs/strict"
 )
 
 // Subnet is an address of the machine with its prefix length.
@@ -44,11 +45,26 @@ func (n *Network) UsesDHCP() bool {
 // validateVIPUse reports each field whose address is the VIP, and a VIP inside a network of the
 // machine.
 func (s *Site) validateVIPUse(probs *Problems) {
+	if !s.vipTaken(probs) {
+		s.vipInNetwork("", probs)
+	}
+}
+
+// ValidateVIPNetwork reports a VIP inside a network of the machine. at is the path of the Site in its
+// document.
+func (s *Site) ValidateVIPNetwork(at string, probs *Problems) {
+	var uses Problems
+	if !s.vipTaken(&uses) {
+		s.vipInNetwork(at, probs)
+	}
+}
+
+// vipTaken reports each field whose address is the VIP, and whether there is one.
+func (s *Site) vipTaken(probs *Problems) (taken bool) {
 	vip, err := netip.ParseAddr(s.VIP)
 	if err != nil || s.IPVS.Disabled {
-		return
+		return false
 	}
-	taken := false
 	use := func(path, value string) {
 		addr, err := netip.ParseAddr(value)
 		if err != nil {
@@ -68,8 +84,7 @@ func (s *Site) validateVIPUse(probs *Problems) {
 			use(fmt.Sprintf("network.interfaces[%d].routes[%d].via", i, j), r.Via)
 		}
 	}
-	subnets := s.Network.Subnets()
-	for _, n := range subnets {
+	for _, n := range s.Network.Subnets() {
 		use(n.Path, n.Addr().String())
 	}
 	for i, d := range s.Network.DNS {
@@ -78,12 +93,17 @@ func (s *Site) validateVIPUse(probs *Problems) {
 	for i, h := range s.Network.NTP {
 		use(fmt.Sprintf("network.ntp[%d]", i), h)
 	}
-	if taken {
+	return taken
+}
+
+func (s *Site) vipInNetwork(at string, probs *Problems) {
+	vip, err := netip.ParseAddr(s.VIP)
+	if err != nil || s.IPVS.Disabled {
 		return
 	}
-	for _, n := range subnets {
+	for _, n := range s.Network.Subnets() {
 		if n.Contains(vip) && n.Bits() >= 8 {
-			probs.Add("vip", "%s is in %s, the network of %s; choose an address that no network of the site contains", vip, n.Masked(), n.Path)
+			probs.Add("vip", "%s is in %s, the network of %s; choose an address that no network of the site contains", vip, n.Masked(), strict.Join(at, n.Path))
 			return
 		}
 	}

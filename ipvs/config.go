@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/edgebake/edgebake/configs/joined"
 	"github.com/edgebake/edgebake/ipvs/probe"
 	"github.com/edgebake/edgebake/ondisk"
 )
@@ -150,8 +151,7 @@ func fromConfig(doc ondisk.IPVS) ([]Server, error) {
 	for i, v := range doc.Servers {
 		s, err := FromVirtual(v)
 		if err != nil {
-			where := fmt.Sprintf("servers[%d]: ", i)
-			errs = append(errs, errors.New(where+strings.ReplaceAll(err.Error(), "\n", "\n"+where)))
+			errs = append(errs, joined.Each(err, func(e error) error { return fmt.Errorf("servers[%d]: %w", i, e) }))
 			continue
 		}
 		for j, other := range servers {

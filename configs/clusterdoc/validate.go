@@ -222,16 +222,13 @@ func (c *Cluster) validateSite(site *configs.Site, path string, probs *configs.P
 	var found configs.Problems
 	site.ValidateRules(&found)
 	for _, p := range found {
-		switch {
-		case isIn(p, machineFields):
+		if isIn(p, machineFields) {
 			p.Path = strict.Join(path, p.Path)
-		case p.Path == "vip" && strings.Contains(p.Msg, "network.interfaces") &&
-			!slices.ContainsFunc(*probs, func(o configs.Problem) bool { return o.Path == "vip" }):
-			p.Msg = strings.Replace(p.Msg, "the network of network.", "the network of "+path+".network.", 1)
-		default:
-			continue
+			*probs = append(*probs, p)
 		}
-		*probs = append(*probs, p)
+	}
+	if !slices.ContainsFunc(*probs, func(o configs.Problem) bool { return o.Path == "vip" }) {
+		site.ValidateVIPNetwork(path, probs)
 	}
 }
 

@@ -105,9 +105,10 @@ func CSV(name string, table []byte, templateName string, template []byte, o Opti
 	if err == nil {
 		im.nameNodes(o.Warn)
 	}
+	im.known = probs
 	inventory, err = im.encode()
 	if len(probs) > 0 {
-		return nil, 0, append(probs, im.ownProblems(probs, asProblems(err))...)
+		return nil, 0, append(probs, im.ownProblems(asProblems(err))...)
 	}
 	return inventory, len(im.lines), err
 }
@@ -128,12 +129,15 @@ func (im *importer) nameNodes(warn func(string)) {
 	}
 }
 
-// ownProblems returns the problems of rows. It leaves out those that the template has itself, such
-// as a misspelt field.
-func (im *importer) ownProblems(template, rows strict.Problems) strict.Problems {
-	return slices.DeleteFunc(rows, func(p strict.Problem) bool {
-		return p.File != im.name || p.Missing || slices.ContainsFunc(template, func(t strict.Problem) bool { return strings.HasSuffix(p.Msg, t.Msg) })
-	})
+// ownProblems returns the problems of rows.
+func (im *importer) ownProblems(rows strict.Problems) strict.Problems {
+	return slices.DeleteFunc(rows, func(p strict.Problem) bool { return p.File != im.name || p.Missing })
+}
+
+// isKnown reports whether the template has this problem of a row's field itself, such as a misspelt
+// field.
+func (im *importer) isKnown(field string, p strict.Problem) bool {
+	return slices.ContainsFunc(im.known, func(t strict.Problem) bool { return t.Path == field && t.Msg == p.Msg })
 }
 
 // asProblems returns the problems in err. Any other error becomes one problem.
@@ -223,6 +227,7 @@ type importer struct {
 	sites    []*yaml.Node
 	lines    []int // line of each site's row
 	probs    strict.Problems
+	known    strict.Problems // problems of the template itself, which rows do not repeat
 }
 
 func (im *importer) problem(line int, header, format string, args ...any) {
@@ -618,6 +623,9 @@ func (im *importer) byRow(probs strict.Problems) strict.Problems {
 		}
 		i, _ := strconv.Atoi(m[1])
 		line, field, header := im.lines[i], m[2], ""
+		if im.isKnown(field, p) {
+			continue
+		}
 		for _, c := range im.columns {
 			if strict.Covers(c.at(), field) || strict.Covers(field, c.at()) {
 				header = c.header

@@ -226,7 +226,7 @@ func read(r io.ReaderAt, size int64) (*Table, error) {
 	// Return the first error with details. If there is none, return the error for the usual sector
 	// size.
 	for _, err := range errs {
-		if err.Error() != ErrNoTable.Error() {
+		if err != ErrNoTable { // errors with details wrap it
 			return nil, err
 		}
 	}
