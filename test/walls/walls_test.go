@@ -98,7 +98,7 @@ var mayImport = map[string][]string{
 	// The installer runs on a machine that is not a node yet. It flashes as edgebake does, and
 	// reads the machine's facts as first boot does.
 	"installer":       {"configs/bytesize", "firstboot/efivar", "builder/procgroup", "builder/transfer", "builder/media", "builder/device", "firstboot/facts", "firstboot/console", "overlays/siteconf", "configs", "ondisk"},
-	"ipvs":            {"ipvs/files", "ipvs/kernel", "ipvs/probe", "ondisk", "configs/printable"},
+	"ipvs":            {"ipvs/files", "ipvs/kernel", "ipvs/probe", "ondisk", "configs/joined", "configs/printable"},
 	"ipvs/files":      {"ondisk", "ondisk/file"},
 	"ipvs/kernel":     {},
 	"ipvs/probe":      {"configs/printable", "firstboot/servercert"},
