@@ -59,7 +59,7 @@ var mayImport = map[string][]string{
 	"builder/images":     {"configs/bytesize", "configs/joined", "configs/manifest", "configs/yamltree", "builder/transfer", "builder/registry", "builder/fetch", "ondisk/ext4", "configs", "ondisk", "ondisk/tree", "ondisk/store", "configs/imageref"},
 	"builder/disk/...":   {},
 	"builder/disk":       {"configs/bytesize", "builder/disk/...", "ondisk", "ondisk/tree", "ondisk/fat", "ondisk/file", "ondisk/ext4", "ondisk/seekable", "ondisk/chunk", "ondisk/update"},
-	"builder/anatomy":    {"configs/bytesize", "builder", "builder/media", "configs", "ondisk", "ondisk/update"},
+	"builder/anatomy":    {"configs/bytesize", "configs/joined", "builder", "builder/media", "configs", "ondisk", "ondisk/update"},
 	"builder/media":      {"configs/bytesize", "builder/dpkg", "configs/joined", "configs/ignition", "builder/disk/...", "overlays/siteconf", "configs", "ondisk/..."},
 	"builder/carry":      {"configs/bytesize", "builder/transfer", "builder/registry", "ondisk/artifact", "builder/media", "builder/disk/...", "ondisk/file", "configs/imageref"},
 	"builder/installer":  {"configs/joined", "builder/device", "configs/forms", "builder/procgroup", "builder/media", "builder/disk", "ondisk", "ondisk/fat", "ondisk/file", "ondisk/tree"},
