@@ -237,11 +237,15 @@ type Rollout struct {
 	Retry bool
 	// Tick is the interval between checks of the times; 0: rolloutTick.
 	Tick time.Duration
-	// spent is set once the budget was used up in this run, even if a failed node runs the image
-	// later: otherwise a node that reports failures and successes in turn could have other nodes
-	// drained and withdrawn without end.
+}
+
+// history is the part of a run's past that its plans depend on. It is not kept in the Nodes.
+type history struct {
+	// spent is set once the budget was used up, even if a failed node runs the image later:
+	// otherwise a node that reports failures and successes in turn could have other nodes drained
+	// and withdrawn without end.
 	spent bool
-	// drains counts how often this run has cordoned each Node.
+	// drains counts how often the run has cordoned each Node.
 	drains map[string]int
 }
 
@@ -533,16 +537,16 @@ func (r *Rollout) withEarlier(all, nodes []*updateNode) []*updateNode {
 	return nodes
 }
 
-// plan returns the next actions. The result depends only on the Nodes, the time, and what this run
-// remembers (spent, drains).
-func (r *Rollout) plan(all []*updateNode, now time.Time) rolloutPlan {
+// plan returns the next actions. The result depends only on the arguments and on the rollout's
+// configuration.
+func (r *Rollout) plan(all []*updateNode, past history, now time.Time) rolloutPlan {
 	p := rolloutPlan{states: map[string][]string{}, halted: haltOf(all)}
 	rings := r.selectNodes(all)
 	nodes := r.withEarlier(all, slices.Concat(rings...))
 	parallel := r.Parallel.of(len(nodes))
 	p.budget = r.Budget.of(len(nodes))
-	count := r.count(&p, nodes, now)
-	spent := r.spent || count.failed >= p.budget || count.controlPlaneFailed
+	count := r.count(&p, nodes, past, now)
+	spent := past.spent || count.failed >= p.budget || count.controlPlaneFailed
 	p.spent = spent
 	free := p.halted == "" && !spent && r.Window.Open(now)
 	switch {
@@ -552,7 +556,7 @@ func (r *Rollout) plan(all []*updateNode, now time.Time) rolloutPlan {
 		p.waits = "the window " + r.Window.String()
 	}
 	for _, n := range nodes {
-		act := r.next(n, now, limits{spent: spent, free: free, restart: free && count.atRisk < p.budget})
+		act := r.next(n, past, now, limits{spent: spent, free: free, restart: free && count.atRisk < p.budget})
 		if act.what == "" || act.what == actFinish { // count has planned actFinish
 			continue
 		}
@@ -575,7 +579,7 @@ func (r *Rollout) plan(all []*updateNode, now time.Time) rolloutPlan {
 			continue
 		}
 		left = true
-		if act := r.next(n, now, limits{begin: free && count.flying < parallel}); act.what != "" {
+		if act := r.next(n, past, now, limits{begin: free && count.flying < parallel}); act.what != "" {
 			count.flying++
 			p.acts = append(p.acts, act)
 		}
@@ -595,10 +599,10 @@ type rolloutCount struct {
 }
 
 // count counts nodes by their states, and plans actFinish for each update that has ended.
-func (r *Rollout) count(p *rolloutPlan, nodes []*updateNode, now time.Time) (c rolloutCount) {
+func (r *Rollout) count(p *rolloutPlan, nodes []*updateNode, past history, now time.Time) (c rolloutCount) {
 	for _, n := range nodes {
 		state := r.state(n)
-		if act := r.next(n, now, limits{}); act.what == actFinish {
+		if act := r.next(n, past, now, limits{}); act.what == actFinish {
 			p.acts = append(p.acts, act)
 			switch {
 			case !n.contested:
@@ -640,7 +644,7 @@ type limits struct {
 
 // next returns the next action on a node. It alone decides on actions during a rollout: for each
 // state, the first case that applies.
-func (r *Rollout) next(n *updateNode, now time.Time, l limits) rolloutAct {
+func (r *Rollout) next(n *updateNode, past history, now time.Time, l limits) rolloutAct {
 	act := func(what rolloutAction) rolloutAct { return rolloutAct{node: n, what: what} }
 	done := rolloutAct{node: n, what: actFinish, result: UpdateDone}
 	failed := func(format string, args ...any) rolloutAct {
@@ -695,7 +699,7 @@ func (r *Rollout) next(n *updateNode, now time.Time, l limits) rolloutAct {
 		switch {
 		case !n.ready && late(n.mark.Given, r.Fetch) && late(n.since, r.Fetch): // some machines are off at night
 			return tooLong()
-		case r.drains[n.name] >= maxDrains:
+		case past.drains[n.name] >= maxDrains:
 			return failed("it was drained %d times, and each time the updates were halted or the window closed before it restarted", maxDrains)
 		case l.spent:
 			return act(actWithdraw)

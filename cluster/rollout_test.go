@@ -65,13 +65,15 @@ func newStill(t *testing.T) *fleet {
 func (f *fleet) simulate(r *Rollout, left func(node string) int) error {
 	f.t.Helper()
 	now := time.Date(2026, 11, 26, 12, 0, 0, 0, time.UTC)
+	past := history{drains: map[string]int{}}
 	for range 100_000 {
 		var all []*updateNode
 		for _, name := range f.Nodes() {
 			all = append(all, updateNodeOf(&unstructured.Unstructured{Object: f.Get(name)}))
 		}
 		sortNodes(all)
-		p := r.plan(all, now)
+		p := r.plan(all, past, now)
+		past.spent = p.spent
 		if p.ended {
 			return p.result(r)
 		}
@@ -508,14 +510,19 @@ func (f *fleet) mark(r *Rollout, name, state string, m rolloutMark) {
 	f.Change(name, fleettest.Object{"spec": fleettest.Object{"unschedulable": m.Cordoned}})
 }
 
-// plans returns the actions of a rollout now.
-func (f *fleet) plans(r *Rollout) (out []string) {
+// plans returns the actions now of a run that has just begun.
+func (f *fleet) plans(r *Rollout) []string {
+	f.t.Helper()
+	return f.plansAfter(r, history{})
+}
+
+func (f *fleet) plansAfter(r *Rollout, past history) (out []string) {
 	f.t.Helper()
 	all, err := f.client.updateNodes(f.t.Context())
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	for _, a := range r.plan(all, time.Now()).acts {
+	for _, a := range r.plan(all, past, time.Now()).acts {
 		out = append(out, strings.TrimSpace(a.node.name+" "+string(a.what)+" "+a.result))
 	}
 	return out
@@ -644,7 +651,7 @@ func TestRolloutAfterStop(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.Change("a-1", next.patchOf(next.plan(all, time.Now()).acts[0], time.Now()))
+	f.Change("a-1", next.patchOf(next.plan(all, history{}, time.Now()).acts[0], time.Now()))
 	if f.Cordoned("a-1") || !strings.Contains(f.Annotation("a-1", order.AnnotationOrder), next.Order.Golden) {
 		t.Errorf("cordoned %v, order %q", f.Cordoned("a-1"), f.Annotation("a-1", order.AnnotationOrder))
 	}
@@ -847,15 +854,17 @@ func TestRolloutEndsEarly(t *testing.T) {
 // machine that was off could restart much later.
 func TestRolloutClosedBeforeItWasRead(t *testing.T) {
 	t.Parallel()
-	for _, change := range []func(*fleet, *Rollout){
-		func(f *fleet, _ *Rollout) { f.Annotate("a-2", fleettest.Object{order.AnnotationHalt: haltPaused}) },
-		func(_ *fleet, r *Rollout) {
+	for _, change := range []func(*fleet, *Rollout, *history){
+		func(f *fleet, _ *Rollout, _ *history) {
+			f.Annotate("a-2", fleettest.Object{order.AnnotationHalt: haltPaused})
+		},
+		func(_ *fleet, r *Rollout, _ *history) {
 			from := time.Now().Add(2 * time.Hour)
 			if err := r.Window.Set(from.Format("15:04") + "-" + from.Add(time.Hour).Format("15:04")); err != nil {
 				t.Error(err)
 			}
 		},
-		func(_ *fleet, r *Rollout) { r.spent = true },
+		func(_ *fleet, _ *Rollout, past *history) { past.spent = true },
 	} {
 		f, r, now := newStill(t), rollout(nil), time.Now()
 		f.add(fleettest.Works, nil, "a-1", "a-2")
@@ -863,8 +872,10 @@ func TestRolloutClosedBeforeItWasRead(t *testing.T) {
 		if got := f.plans(r); got != nil && !slices.Equal(got, []string{"a-2 give"}) {
 			t.Errorf("open: %q", got)
 		}
-		if change(f, r); !slices.Equal(f.plans(r), []string{"a-1 give"}) {
-			t.Errorf("closed: %q", f.plans(r))
+		var past history
+		change(f, r, &past)
+		if got := f.plansAfter(r, past); !slices.Equal(got, []string{"a-1 give"}) {
+			t.Errorf("closed: %q", got)
 		}
 	}
 }
@@ -941,7 +952,7 @@ func TestRolloutOutsideTheWindow(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if acts := r.plan(all, time.Now()).acts; len(acts) > 0 {
+		if acts := r.plan(all, history{}, time.Now()).acts; len(acts) > 0 {
 			f.Change("a-1", r.patchOf(acts[0], time.Now()))
 		}
 		if f.Cordoned("a-1") || c.step == order.StepWindow && !strings.HasSuffix(f.Annotation("a-1", order.AnnotationOrder), " hold") {

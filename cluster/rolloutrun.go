@@ -397,6 +397,14 @@ func rejects(err error) bool {
 // ErrHalted means that the updates of the cluster were stopped.
 var ErrHalted = errors.New("the updates of this cluster are stopped: edgebake cluster update --resume allows them again")
 
+// rolloutRun is one run of a rollout.
+type rolloutRun struct {
+	*Client
+	rollout *Rollout
+	view    *nodeView
+	past    history
+}
+
 // Update carries out a rollout until every node that can be updated is updated, or the budget is used
 // up. It calls tell for each change of a node, and note with each reason to wait.
 func (c *Client) Update(ctx context.Context, r *Rollout, tell func(UpdateRow), note func(string)) error {
@@ -418,16 +426,16 @@ func (c *Client) Update(ctx context.Context, r *Rollout, tell func(UpdateRow), n
 	defer watching.Wait()
 	defer cancel()
 	watching.Go(func() { c.watchNodes(ctx, v, version, r.tick(), note) })
-	defer c.undrain(ctx, r, v, note)
-	r.spent, r.drains = false, map[string]int{}
-	if err := c.begin(ctx, r, v); err != nil {
+	run := &rolloutRun{Client: c, rollout: r, view: v, past: history{drains: map[string]int{}}}
+	defer run.undrain(ctx, note)
+	if err := run.begin(ctx); err != nil {
 		return err
 	}
 	told, waits, problem := map[string]string{}, "", ""
 	for {
 		all := v.all()
-		p := r.plan(all, time.Now())
-		r.spent = p.spent
+		p := r.plan(all, run.past, time.Now())
+		run.past.spent = p.spent
 		for _, n := range all {
 			if row := r.row(n, ""); told[n.name] != row.State {
 				if old, ok := told[n.name]; ok || r.ours(n) && old != row.State {
@@ -450,7 +458,7 @@ func (c *Client) Update(ctx context.Context, r *Rollout, tell func(UpdateRow), n
 		if err := underWay(r.otherRollouts(all)); err != nil {
 			return err
 		}
-		acted, why, err := c.actAll(ctx, r, v, p.acts)
+		acted, why, err := run.actAll(ctx, p.acts)
 		if err != nil {
 			return err
 		}
@@ -470,16 +478,16 @@ const undrainTime = 30 * time.Second
 
 // undrain uncordons the nodes that are being drained when a run ends early, for example because it
 // was interrupted: nobody knows when the next run begins.
-func (c *Client) undrain(ctx context.Context, r *Rollout, v *nodeView, note func(string)) {
+func (run *rolloutRun) undrain(ctx context.Context, note func(string)) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undrainTime)
 	defer cancel()
-	for _, n := range v.all() {
-		for try := 0; try < maxConflicts && n != nil && r.ours(n) && r.state(n) == UpdateDraining; try++ {
-			if err := c.act(ctx, r, v, rolloutAct{node: n, what: actUndrain}); err != nil && !apierrors.IsConflict(err) {
+	for _, n := range run.view.all() {
+		for try := 0; try < maxConflicts && n != nil && run.rollout.ours(n) && run.rollout.state(n) == UpdateDraining; try++ {
+			if err := run.act(ctx, rolloutAct{node: n, what: actUndrain}); err != nil && !apierrors.IsConflict(err) {
 				note(err.Error() + ": it stays cordoned until the same command runs again")
 				break
 			}
-			n = v.get(n.name)
+			n = run.view.get(n.name)
 		}
 	}
 }
@@ -488,7 +496,8 @@ func (c *Client) undrain(ctx context.Context, r *Rollout, v *nodeView, note func
 const maxConflicts = 5
 
 // begin carries out the actions that a run needs once, at its beginning.
-func (c *Client) begin(ctx context.Context, r *Rollout, v *nodeView) error {
+func (run *rolloutRun) begin(ctx context.Context) error {
+	r, v := run.rollout, run.view
 	all := v.all()
 	for _, n := range r.withEarlier(all, slices.Concat(r.selectNodes(all)...)) {
 		for range maxConflicts {
@@ -496,7 +505,7 @@ func (c *Client) begin(ctx context.Context, r *Rollout, v *nodeView) error {
 			if what == "" {
 				break
 			}
-			err := c.act(ctx, r, v, rolloutAct{node: n, what: what})
+			err := run.act(ctx, rolloutAct{node: n, what: what})
 			if err != nil && rejects(err) {
 				v.reject(n.name, err)
 				break
@@ -516,24 +525,24 @@ func (c *Client) begin(ctx context.Context, r *Rollout, v *nodeView) error {
 // rejects, concern only one node; any other error stops it, because the remaining actions may be
 // outdated. acted reports whether there were actions and none had an error, except rejections.
 // problem has the errors after which the rollout tries again.
-func (c *Client) actAll(ctx context.Context, r *Rollout, v *nodeView, acts []rolloutAct) (acted bool, problem string, err error) {
+func (run *rolloutRun) actAll(ctx context.Context, acts []rolloutAct) (acted bool, problem string, err error) {
 	var drains []error
-	v.calmFirst(acts)
+	run.view.calmFirst(acts)
 	for _, a := range acts {
-		err := c.act(ctx, r, v, a)
+		err := run.act(ctx, a)
 		switch {
 		case err == nil:
 		case ctx.Err() != nil:
 			return false, "", ctx.Err()
 		case apierrors.IsConflict(err):
-			v.conflict(a.node.name)
+			run.view.conflict(a.node.name)
 			return false, "", nil
 		case a.what == actEvict:
 			drains = append(drains, err)
 		case transient(err):
 			return false, err.Error(), nil
 		case rejects(err):
-			v.reject(a.node.name, err)
+			run.view.reject(a.node.name, err)
 		default:
 			return false, "", err
 		}
@@ -587,31 +596,31 @@ func (p *rolloutPlan) result(r *Rollout) error {
 }
 
 // act performs one action.
-func (c *Client) act(ctx context.Context, r *Rollout, v *nodeView, a rolloutAct) error {
+func (run *rolloutRun) act(ctx context.Context, a rolloutAct) error {
 	if a.what == actEvict {
-		left, err := c.evict(ctx, a.node.name)
+		left, err := run.evict(ctx, a.node.name)
 		if err != nil || left > 0 {
 			return err
 		}
 		a.what = actRelease
 	}
 	// Not cancelled with ctx: a cancelled request may have been carried out, and undrain must know.
-	u, err := c.patchNode(context.WithoutCancel(ctx), a.node.name, r.patchOf(a, time.Now()))
+	u, err := run.patchNode(context.WithoutCancel(ctx), a.node.name, run.rollout.patchOf(a, time.Now()))
 	switch {
 	case err == nil:
 		if a.what == actDrain {
-			r.drains[a.node.name]++
+			run.past.drains[a.node.name]++
 		}
-		v.put(updateNodeOf(u))
+		run.view.put(updateNodeOf(u))
 		return nil
 	case apierrors.IsNotFound(err):
-		v.mu.Lock()
-		delete(v.nodes, a.node.name)
-		v.mu.Unlock()
+		run.view.mu.Lock()
+		delete(run.view.nodes, a.node.name)
+		run.view.mu.Unlock()
 		return nil
 	case apierrors.IsConflict(err):
-		if u, got := c.get(ctx, nodes, "", a.node.name); got == nil && u != nil {
-			v.put(updateNodeOf(u))
+		if u, got := run.get(ctx, nodes, "", a.node.name); got == nil && u != nil {
+			run.view.put(updateNodeOf(u))
 		}
 	}
 	return err
