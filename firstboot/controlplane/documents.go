@@ -112,51 +112,60 @@ func markDocuments(e *machine.Env, documents string) error {
 // DocumentsPhase uploads kubeadm's documents again if the Site has new ones. If somebody else has
 // changed those in the cluster, it only reports the difference.
 func DocumentsPhase(active *site.Active) run.Phase {
-	site, compared := active.Site, false
+	p := &documentsPhase{active: active}
 	return run.Phase{
 		Name: "documents", Doc: "the cluster has the Site's kubeadm documents", Timeout: 2 * time.Minute,
-		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
-			if !compared {
-				compared = true
-				remarkProxy(ctx, e, site)
-			}
-			documents, err := DocumentsOf(site)
-			if err != nil || e.Text(DocumentsMark) != documents {
-				return run.Todo, err
-			}
-			return run.Done, nil
-		},
-		Run: func(ctx context.Context, e *machine.Env) error {
-			documents, err := DocumentsOf(site)
-			if err != nil {
-				return err
-			}
-			c, err := adminClient(e, site)
-			if err != nil {
-				return err
-			}
-			there, err := readUploaded(ctx, c)
-			if err != nil {
-				return err
-			}
-			had := e.Text(DocumentsMark)
-			switch entitled := had != "" && there.documents != "" && there.untouched; {
-			case there.documents == documents && !(entitled && there.cutOff):
-				return markDocuments(e, documents) // this machine, another one or a person has uploaded them
-			case had == "" && there.documents == "":
-				// A former release uploaded the documents: those in the cluster count as correct.
-				return markDocuments(e, documents)
-			case entitled:
-				return uploadDocuments(ctx, e, c, active, documents)
-			}
-			// Somebody else may have changed the documents in the cluster. Or this machine has
-			// recorded none yet: its own may be outdated.
-			if err := writeForPerson(e, site, documents); err != nil {
-				return err
-			}
-			return run.ErrConfirmed
-		},
+		Check: p.check, Run: p.run,
 	}
+}
+
+// documentsPhase is the phase documents of one pass.
+type documentsPhase struct {
+	active   *site.Active
+	compared bool // remarkProxy was called in this pass
+}
+
+func (p *documentsPhase) check(ctx context.Context, e *machine.Env) (run.Verdict, error) {
+	if !p.compared {
+		p.compared = true
+		remarkProxy(ctx, e, p.active.Site)
+	}
+	documents, err := DocumentsOf(p.active.Site)
+	if err != nil || e.Text(DocumentsMark) != documents {
+		return run.Todo, err
+	}
+	return run.Done, nil
+}
+
+func (p *documentsPhase) run(ctx context.Context, e *machine.Env) error {
+	documents, err := DocumentsOf(p.active.Site)
+	if err != nil {
+		return err
+	}
+	c, err := adminClient(e, p.active.Site)
+	if err != nil {
+		return err
+	}
+	there, err := readUploaded(ctx, c)
+	if err != nil {
+		return err
+	}
+	had := e.Text(DocumentsMark)
+	switch entitled := had != "" && there.documents != "" && there.untouched; {
+	case there.documents == documents && !(entitled && there.cutOff):
+		return markDocuments(e, documents) // this machine, another one or a person has uploaded them
+	case had == "" && there.documents == "":
+		// A former release uploaded the documents: those in the cluster count as correct.
+		return markDocuments(e, documents)
+	case entitled:
+		return uploadDocuments(ctx, e, c, p.active, documents)
+	}
+	// Somebody else may have changed the documents in the cluster. Or this machine has
+	// recorded none yet: its own may be outdated.
+	if err := writeForPerson(e, p.active.Site, documents); err != nil {
+		return err
+	}
+	return run.ErrConfirmed
 }
 
 func uploadDocuments(ctx context.Context, e *machine.Env, c *kubeapi.Client, active *site.Active, documents string) error {

@@ -191,35 +191,44 @@ func dropSnapshots(e *machine.Env) error {
 // SnapshotPhase makes a snapshot if the newest one is older than a day. If that fails, it adds a
 // note and the run continues.
 func SnapshotPhase(active *site.Active) run.Phase {
-	tried := false
+	p := &snapshotPhase{active: active}
 	return run.Phase{
 		Name: "snapshot", Doc: "a snapshot of etcd is at most a day old", Timeout: snapshotTime + time.Minute,
-		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
-			all, err := Snapshots(e)
-			if err != nil {
-				e.Note("the daily snapshot of etcd failed: %s", machine.OneLine(err))
-				return run.Done, nil
-			}
-			if len(all) > 0 {
-				taken, err := time.Parse(snapshotDate, all[0].Name)
-				// All snapshots may have dates in the future.
-				if err == nil && e.Now().Sub(taken) < snapshotEvery && !taken.After(e.Now()) {
-					return run.Done, nil
-				}
-			}
-			if tried {
-				return run.Done, nil
-			}
-			return run.Todo, nil
-		},
-		Run: func(ctx context.Context, e *machine.Env) error {
-			tried = true
-			if path, err := snapshot(ctx, e, active.Site); err != nil {
-				e.Note("the daily snapshot of etcd failed: %s", machine.OneLine(err))
-			} else {
-				e.Log.Info("saved a snapshot of etcd", "file", path)
-			}
-			return nil
-		},
+		Check: p.check, Run: p.run,
 	}
+}
+
+// snapshotPhase is the phase snapshot of one pass.
+type snapshotPhase struct {
+	active *site.Active
+	tried  bool // a snapshot was tried in this pass
+}
+
+func (p *snapshotPhase) check(_ context.Context, e *machine.Env) (run.Verdict, error) {
+	all, err := Snapshots(e)
+	if err != nil {
+		e.Note("the daily snapshot of etcd failed: %s", machine.OneLine(err))
+		return run.Done, nil
+	}
+	if len(all) > 0 {
+		taken, err := time.Parse(snapshotDate, all[0].Name)
+		// All snapshots may have dates in the future.
+		if err == nil && e.Now().Sub(taken) < snapshotEvery && !taken.After(e.Now()) {
+			return run.Done, nil
+		}
+	}
+	if p.tried {
+		return run.Done, nil
+	}
+	return run.Todo, nil
+}
+
+func (p *snapshotPhase) run(ctx context.Context, e *machine.Env) error {
+	p.tried = true
+	if path, err := snapshot(ctx, e, p.active.Site); err != nil {
+		e.Note("the daily snapshot of etcd failed: %s", machine.OneLine(err))
+	} else {
+		e.Log.Info("saved a snapshot of etcd", "file", path)
+	}
+	return nil
 }

@@ -59,45 +59,54 @@ const (
 
 // Phase waits until the node has an address and an API server answers.
 func Phase(site *configs.Site) run.Phase {
-	late := &LateReload{}
-	reached := false // set by Run, so that the next Check does not connect again
+	p := &networkPhase{site: site}
 	return run.Phase{
 		Name: "network", Doc: "the node has an address, and an API server answers", Timeout: Timeout,
-		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
-			if TrialCutOff(e) || late.Due(e) {
-				return run.Todo, nil
-			}
-			skip := reached
-			reached = false
-			return check(ctx, e, site, skip), nil
-		},
-		Run: func(ctx context.Context, e *machine.Env) error {
-			if err := late.Run(ctx, e); err != nil {
-				return err
-			}
-			up := toAPIServers(member.MastersOf(e, site))
-			found, former, err := KeepOrRollBack(ctx, e, up)
-			if err != nil {
-				return err
-			}
-			if found.Err != nil && !former {
-				return run.Advise(found.Err, "check the cable, the switch port and the Site's network settings (addresses, gateway, VLAN, masters)")
-			}
-			if found.Err != nil {
-				return found.Err
-			}
-			src, err := presentAddr(ctx, e, site)
-			if err != nil {
-				src, err = newAddr(ctx, e, site)
-			}
-			if err != nil {
-				return err
-			}
-			err = e.SetHosts(ctx, NodeOwner, NodeLine(e, src))
-			reached = err == nil
-			return err
-		},
+		Check: p.check, Run: p.run,
 	}
+}
+
+// networkPhase is the phase network of one pass.
+type networkPhase struct {
+	site    *configs.Site
+	late    LateReload
+	reached bool // set by run, so that the next check does not connect again
+}
+
+func (p *networkPhase) check(ctx context.Context, e *machine.Env) (run.Verdict, error) {
+	if TrialCutOff(e) || p.late.Due(e) {
+		return run.Todo, nil
+	}
+	skip := p.reached
+	p.reached = false
+	return check(ctx, e, p.site, skip), nil
+}
+
+func (p *networkPhase) run(ctx context.Context, e *machine.Env) error {
+	if err := p.late.Run(ctx, e); err != nil {
+		return err
+	}
+	up := toAPIServers(member.MastersOf(e, p.site))
+	found, former, err := KeepOrRollBack(ctx, e, up)
+	if err != nil {
+		return err
+	}
+	if found.Err != nil && !former {
+		return run.Advise(found.Err, "check the cable, the switch port and the Site's network settings (addresses, gateway, VLAN, masters)")
+	}
+	if found.Err != nil {
+		return found.Err
+	}
+	src, err := presentAddr(ctx, e, p.site)
+	if err != nil {
+		src, err = newAddr(ctx, e, p.site)
+	}
+	if err != nil {
+		return err
+	}
+	err = e.SetHosts(ctx, NodeOwner, NodeLine(e, src))
+	p.reached = err == nil
+	return err
 }
 
 // check is the Check of Phase while no settings wait to be loaded. reached means that an API server

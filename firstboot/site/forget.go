@@ -15,8 +15,8 @@ type SlotCredentials int
 
 const (
 	NoCredentials   SlotCredentials = iota // the slot has no credentials of the active Site
-	SomeCredentials                    // the slot has some credentials
-	SlotBlank                      // removing them was interrupted
+	SomeCredentials                        // the slot has some credentials
+	SlotBlank                              // removing them was interrupted
 )
 
 // CredentialsInSlot looks for credentials of the active Site in the slot: its token, its keys and the
