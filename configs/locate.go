@@ -25,7 +25,7 @@ func LocateSite(name string, data []byte, probs Problems) Problems {
 // LocateInventory is like LocateSite, for an Inventory. sites[i] are the problems of its i-th site.
 // If only defaults sets a field, its problem is reported there, once for all sites.
 func LocateInventory(name string, data []byte, sites []Problems) Problems {
-	r := inventoryReport{doc: located(name, data)}
+	r := inventoryReport{doc: located(name, data), site: sitePath}
 	for i, probs := range sites {
 		for _, p := range probs {
 			r.of(i, p)

@@ -108,7 +108,7 @@ func (d *Document) Site(token Secret, forced bool) (*Site, error) {
 
 // Inventory decodes and validates an Inventory. token and forced mean the same as in Site.
 func (d *Document) Inventory(token Secret, forced bool) (*Inventory, error) {
-	inv, err := parseInventory(d.Document, token.IsZero())
+	inv, err := parseInventory(d.Document, token.IsZero(), sitePath)
 	if err != nil || token.IsZero() {
 		return inv, err
 	}

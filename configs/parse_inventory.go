@@ -65,21 +65,24 @@ func ParsePublicInventory(name string, data []byte) (*Inventory, error) {
 	if err != nil {
 		return nil, err
 	}
-	return parseInventory(d.Document, false)
+	return parseInventory(d.Document, false, sitePath)
 }
 
 // ParseWholeInventory is like ParsePublicInventory, but does not limit the number of reported
-// problems.
-func ParseWholeInventory(name string, data []byte) (*Inventory, error) {
+// problems. Messages name the i-th Site by site(i).
+func ParseWholeInventory(name string, data []byte, site func(i int) string) (*Inventory, error) {
 	d, err := Read(name, data)
 	if err != nil {
 		return nil, err
 	}
 	d.All = true
-	return parseInventory(d.Document, false)
+	return parseInventory(d.Document, false, site)
 }
 
-func parseInventory(doc *strict.Document, credentials bool) (*Inventory, error) {
+// sitePath returns the path of the i-th Site in an Inventory.
+func sitePath(i int) string { return fmt.Sprintf("sites[%d]", i) }
+
+func parseInventory(doc *strict.Document, credentials bool, site func(i int) string) (*Inventory, error) {
 	if doc.Kind != KindInventory {
 		return nil, doc.WrongKind(KindInventory)
 	}
@@ -90,7 +93,7 @@ func parseInventory(doc *strict.Document, credentials bool) (*Inventory, error) 
 		return nil, doc.Err()
 	}
 	inv.merge(doc)
-	report := inventoryReport{doc: doc, undecoded: undecoded}
+	report := inventoryReport{doc: doc, undecoded: undecoded, site: site}
 	inv.validate(credentials, &report)
 	report.finish(len(inv.Sites))
 	if err := doc.Err(); err != nil {
@@ -212,7 +215,8 @@ func mergeNodes(path string, base, over *yaml.Node) *yaml.Node {
 type inventoryReport struct {
 	doc       *strict.Document
 	undecoded Problems
-	shared    map[Problem][]int // problems without a position → indexes of the sites that have them
+	site      func(i int) string // the name of the i-th Site in messages
+	shared    map[Problem][]int  // problems without a position → indexes of the sites that have them
 	order     []Problem
 }
 
@@ -235,7 +239,7 @@ func under(path string, p Problem) Problem {
 // of reports a problem of the i-th Site. If the site itself sets the field, the problem is reported
 // there. Otherwise, it is reported in defaults, once for all sites.
 func (r *inventoryReport) of(i int, p Problem) {
-	own := fmt.Sprintf("sites[%d]", i)
+	own := sitePath(i)
 	for path := p.Path; path != ""; path = parent(path) {
 		if r.doc.Has(own + "." + path) {
 			r.found(under(own, p))
@@ -263,10 +267,10 @@ func (r *inventoryReport) finish(sites int) {
 		switch {
 		case !given && len(of) < max(sites, 2):
 			for _, i := range of {
-				r.found(under(fmt.Sprintf("sites[%d]", i), p))
+				r.found(under(sitePath(i), p))
 			}
 		case len(of) < sites:
-			p.Msg = fmt.Sprintf("%s (in %d of %d Sites, the first is sites[%d])", p.Msg, len(of), sites, of[0])
+			p.Msg = fmt.Sprintf("%s (in %d of %d Sites, the first is %s)", p.Msg, len(of), sites, r.site(of[0]))
 			r.found(under("defaults", p))
 		default:
 			r.found(under("defaults", p))
@@ -289,9 +293,9 @@ func (inv *Inventory) validate(credentials bool, r *inventoryReport) {
 	}
 	once := map[string]string{} // value that only one machine can have → the site that has it
 	claim := func(i int, path, what, key string) {
-		at := inv.label(i)
+		at := inv.label(i, r)
 		if first, taken := once[key]; taken && first != at {
-			r.at(fmt.Sprintf("sites[%d].%s", i, path), "%s is also used by %s: only one machine can have it", what, first)
+			r.at(sitePath(i)+"."+path, "%s is also used by %s: only one machine can have it", what, first)
 		} else if !taken {
 			once[key] = at
 		}
@@ -308,7 +312,7 @@ func (inv *Inventory) validate(credentials bool, r *inventoryReport) {
 		}
 		// If the name is a duplicate, so is the node name that is derived from it. Report only the
 		// name.
-		if (s.NodeName != s.Name || once["name "+s.Name] == inv.label(i)) && !(shared && yamltree.Get(inv.merged.sites[i], "nodeName") == nil) {
+		if (s.NodeName != s.Name || once["name "+s.Name] == inv.label(i, r)) && !(shared && yamltree.Get(inv.merged.sites[i], "nodeName") == nil) {
 			inv.claimNodeName(i, claim)
 		}
 		inv.claimNetwork(i, claim)
@@ -323,7 +327,7 @@ func (s *InventorySite) hasSiteName() bool {
 // validateSite reports the problems of the i-th site alone.
 func (inv *Inventory) validateSite(i int, credentials bool, r *inventoryReport) {
 	s := &inv.Sites[i]
-	own := fmt.Sprintf("sites[%d]", i)
+	own := sitePath(i)
 	switch {
 	case s.Name == "":
 		r.found(Problem{Path: own + ".name", Missing: true, Msg: "is required, since nodeName is a template: files made for the Site have this name"})
@@ -405,11 +409,11 @@ func addressOf(a netip.Addr, pool string) string {
 }
 
 // label returns the name of the i-th site for messages.
-func (inv *Inventory) label(i int) string {
+func (inv *Inventory) label(i int, r *inventoryReport) string {
 	if name := inv.Sites[i].Name; name != "" {
-		return fmt.Sprintf("sites[%d] (%s)", i, strict.Shorten(name))
+		return fmt.Sprintf("%s (%s)", r.site(i), strict.Shorten(name))
 	}
-	return fmt.Sprintf("sites[%d]", i)
+	return r.site(i)
 }
 
 // InlineFiles replaces caFile and ignitionFile by the contents of the files, which do not exist on
@@ -432,14 +436,14 @@ func (inv *Inventory) InlineFiles(read func(field, path string) (string, error))
 	}
 	inline("defaults", inv.merged.defaults)
 	for i, m := range inv.merged.sites {
-		inline(fmt.Sprintf("sites[%d]", i), m)
+		inline(sitePath(i), m)
 	}
 	if err := errors.Join(errs...); err != nil || !changed {
 		return err
 	}
 	doc := strict.New(inv.merged.name, inv.merged.root(), limits(KindInventory))
 	doc.Kind = KindInventory
-	again, err := parseInventory(doc, false)
+	again, err := parseInventory(doc, false, sitePath)
 	if err != nil {
 		return err
 	}

@@ -603,7 +603,7 @@ func (im *importer) encode() ([]byte, error) {
 		return nil, fmt.Errorf("encoding the Inventory: %w", err)
 	}
 	im.sites = nil // free the memory of the sites, of which there may be thousands
-	_, err = configs.ParseWholeInventory(im.name, b)
+	_, err = configs.ParseWholeInventory(im.name, b, func(i int) string { return fmt.Sprintf("line %d", im.lines[i]) })
 	var probs strict.Problems
 	if errors.As(err, &probs) {
 		return nil, im.byRow(probs)
@@ -618,7 +618,7 @@ func (im *importer) byRow(probs strict.Problems) strict.Problems {
 	for _, p := range probs {
 		m := siteIndex.FindStringSubmatch(p.Path)
 		if m == nil {
-			im.probs = append(im.probs, strict.Problem{File: im.template, Path: strings.TrimPrefix(p.Path, "defaults."), Msg: im.lineOf(p.Msg)})
+			im.probs = append(im.probs, strict.Problem{File: im.template, Path: strings.TrimPrefix(p.Path, "defaults."), Msg: p.Msg})
 			continue
 		}
 		i, _ := strconv.Atoi(m[1])
@@ -634,24 +634,13 @@ func (im *importer) byRow(probs strict.Problems) strict.Problems {
 		if header == "" && field != "" {
 			p.Msg = field + ": " + p.Msg
 		}
-		im.problem(line, header, "%s", im.lineOf(p.Msg))
+		im.problem(line, header, "%s", p.Msg)
 		// If no column has the field, the template must contain the missing value, unless it is a
 		// name.
 		im.probs[len(im.probs)-1].Missing = p.Missing && header == "" && field != "name"
 	}
 	im.probs.Sort()
 	return im.merged()
-}
-
-// lineOf replaces indexes of sites in a message by the line numbers of their rows.
-func (im *importer) lineOf(msg string) string {
-	return siteRef.ReplaceAllStringFunc(msg, func(s string) string {
-		n, _ := strconv.Atoi(s[len("sites[") : len(s)-1])
-		if n < len(im.lines) {
-			return fmt.Sprintf("line %d", im.lines[n])
-		}
-		return s
-	})
 }
 
 // merged replaces a problem that occurs in more than maxAlike rows by a single problem that lists
@@ -698,5 +687,3 @@ func ranges(n []int) string {
 	}
 	return strings.Join(parts, ", ")
 }
-
-var siteRef = regexp.MustCompile(`sites\[\d+\]`)
