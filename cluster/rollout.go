@@ -46,9 +46,14 @@ type rolloutMark struct {
 	Try int `json:"try,omitempty"`
 }
 
-// maxDrains limits how often a run drains a node. Otherwise a Node whose annotations change all the
-// time, for example a halt, could have other nodes drained without end.
-const maxDrains = 10
+// maxTurns limits how often a run drains a node, or lets it restart without a drain. Otherwise a Node
+// whose annotations change all the time, for example a halt, could have other nodes drained without
+// end.
+const maxTurns = 10
+
+// windowPatience is how long a run waits for a node in addition to Fetch, if the node waits for its
+// window or is not Ready. A window opens every day, but a machine may be off for some days.
+const windowPatience = 7 * 24 * time.Hour
 
 // parseMark parses a mark. It is untrusted, because a machine may change its own Node. A mark that
 // cannot be read, or has no valid golden digest, counts as none.
@@ -239,14 +244,80 @@ type Rollout struct {
 	Tick time.Duration
 }
 
-// history is the part of a run's past that its plans depend on. It is not kept in the Nodes.
+// history is the part of a run's past that its plans depend on. It is not kept in the Nodes, where a
+// machine can change it.
 type history struct {
 	// spent is set once the budget was used up, even if a failed node runs the image later:
 	// otherwise a node that reports failures and successes in turn could have other nodes drained
 	// and withdrawn without end.
 	spent bool
-	// drains counts how often the run has cordoned each Node.
-	drains map[string]int
+	// turns counts how often the run has let each node restart.
+	turns map[string]int
+	// marks has the mark of each Node. Only the run's own patches, and pauses, move its times.
+	marks map[string]rolloutMark
+	// waits is the time since when the run has waited for each node with an order, not counting the
+	// time in which the node waited for its turn.
+	waits map[string]time.Time
+	last  time.Time // of the last call of observe
+}
+
+func newHistory() *history {
+	return &history{turns: map[string]int{}, marks: map[string]rolloutMark{}, waits: map[string]time.Time{}}
+}
+
+// observe replaces times in the Nodes' marks that the machines have changed, and marks that they have
+// removed.
+func (h *history) observe(r *Rollout, all []*updateNode, now time.Time) {
+	elapsed := now.Sub(cmp.Or(h.last, now))
+	marks, waits := map[string]rolloutMark{}, map[string]time.Time{} // without deleted Nodes
+	for _, n := range all {
+		old, m := h.marks[n.name], &n.mark
+		switch {
+		case old.Golden == "" && !r.ours(n), m.Golden != "" && !r.ours(n):
+			continue
+		case m.Golden == "", m.Result == "" && old.Result != "" && m.Try == old.Try:
+			*m = old
+		default:
+			m.Ended = cmp.Or(old.Ended, m.Ended)
+			for _, at := range [][2]*time.Time{{&m.Given, &old.Given}, {&m.Drain, &old.Drain}, {&m.Released, &old.Released}} {
+				if !at[0].IsZero() && !at[1].IsZero() {
+					*at[0] = *at[1]
+				}
+			}
+		}
+		since, waiting := h.waits[n.name]
+		if !waiting {
+			since, waiting = now, m.Result == "" && !m.Given.IsZero()
+		}
+		if n.halt != "" && old.Golden != "" {
+			for _, at := range []*time.Time{&m.Given, &m.Drain, &m.Released, &since} {
+				if !at.IsZero() {
+					*at = at.Add(elapsed)
+				}
+			}
+		}
+		marks[n.name] = *m
+		if waiting {
+			waits[n.name] = since
+		}
+	}
+	h.last, h.marks, h.waits = now, marks, waits
+}
+
+// planned records the results of a plan that later plans depend on.
+func (h *history) planned(p rolloutPlan, now time.Time) {
+	h.spent = p.spent
+	for _, name := range p.queued {
+		h.waits[name] = now
+	}
+}
+
+// acted records that the run has performed an action. n is the Node after it.
+func (h *history) acted(a rolloutAct, n *updateNode) {
+	h.marks[n.name] = n.mark
+	if a.what == actDrain || a.what == actRelease && a.node.mark.Drain.IsZero() {
+		h.turns[n.name]++
+	}
 }
 
 func (r *Rollout) tick() time.Duration { return cmp.Or(r.Tick, rolloutTick) }
@@ -511,6 +582,8 @@ type rolloutPlan struct {
 	rejected []string
 	// halted is the value of order.AnnotationHalt if any node has one.
 	halted string
+	// queued lists the nodes that could restart, but have to wait until the rollout lets them.
+	queued []string
 	budget int
 	spent  bool // the budget is used up, now or earlier in this run
 }
@@ -539,7 +612,7 @@ func (r *Rollout) withEarlier(all, nodes []*updateNode) []*updateNode {
 
 // plan returns the next actions. The result depends only on the arguments and on the rollout's
 // configuration.
-func (r *Rollout) plan(all []*updateNode, past history, now time.Time) rolloutPlan {
+func (r *Rollout) plan(all []*updateNode, past *history, now time.Time) rolloutPlan {
 	p := rolloutPlan{states: map[string][]string{}, halted: haltOf(all)}
 	rings := r.selectNodes(all)
 	nodes := r.withEarlier(all, slices.Concat(rings...))
@@ -557,6 +630,9 @@ func (r *Rollout) plan(all []*updateNode, past history, now time.Time) rolloutPl
 	}
 	for _, n := range nodes {
 		act := r.next(n, past, now, limits{spent: spent, free: free, restart: free && count.atRisk < p.budget})
+		if act.what == "" && n.ready && r.state(n) == UpdateHeld {
+			p.queued = append(p.queued, n.name)
+		}
 		if act.what == "" || act.what == actFinish { // count has planned actFinish
 			continue
 		}
@@ -599,7 +675,7 @@ type rolloutCount struct {
 }
 
 // count counts nodes by their states, and plans actFinish for each update that has ended.
-func (r *Rollout) count(p *rolloutPlan, nodes []*updateNode, past history, now time.Time) (c rolloutCount) {
+func (r *Rollout) count(p *rolloutPlan, nodes []*updateNode, past *history, now time.Time) (c rolloutCount) {
 	for _, n := range nodes {
 		state := r.state(n)
 		if act := r.next(n, past, now, limits{}); act.what == actFinish {
@@ -644,7 +720,7 @@ type limits struct {
 
 // next returns the next action on a node. It alone decides on actions during a rollout: for each
 // state, the first case that applies.
-func (r *Rollout) next(n *updateNode, past history, now time.Time, l limits) rolloutAct {
+func (r *Rollout) next(n *updateNode, past *history, now time.Time, l limits) rolloutAct {
 	act := func(what rolloutAction) rolloutAct { return rolloutAct{node: n, what: what} }
 	done := rolloutAct{node: n, what: actFinish, result: UpdateDone}
 	failed := func(format string, args ...any) rolloutAct {
@@ -652,9 +728,12 @@ func (r *Rollout) next(n *updateNode, past history, now time.Time, l limits) rol
 	}
 	// late is never true for a halted machine, which does nothing.
 	late := func(since time.Time, most time.Duration) bool { return n.halt == "" && now.Sub(since) > most }
-	tooLong := func() rolloutAct {
-		return failed("%s", strings.TrimSuffix(fmt.Sprintf("it was not ready to restart after %s: %s", r.Fetch, n.answer.Reason), ": "))
+	tooLong := func(limit time.Duration) rolloutAct {
+		return failed("%s", strings.TrimSuffix(fmt.Sprintf("it was not ready to restart after %s: %s", limit, n.answer.Reason), ": "))
 	}
+	most := r.Fetch + windowPatience // whatever the node answers
+	waits, waited := past.waits[n.name]
+	waited = waited && late(waits, most)
 	state := r.state(n)
 	if r.ours(n) && n.mark.corrected(now) != n.mark {
 		return act(actCorrect)
@@ -688,8 +767,10 @@ func (r *Rollout) next(n *updateNode, past history, now time.Time, l limits) rol
 	switch state {
 	case UpdateFetching:
 		switch {
+		case waited:
+			return tooLong(most)
 		case late(n.mark.Given, r.Fetch) && !r.outsideWindow(n): // outside its window, it may have fetched everything
-			return tooLong()
+			return tooLong(r.Fetch)
 		case l.spent:
 			return act(actWithdraw)
 		case n.order == "" && l.free: // the order was removed by --stop or by hand
@@ -697,10 +778,14 @@ func (r *Rollout) next(n *updateNode, past history, now time.Time, l limits) rol
 		}
 	case UpdateHeld:
 		switch {
+		case !n.ready && waited:
+			return tooLong(most)
 		case !n.ready && late(n.mark.Given, r.Fetch) && late(n.since, r.Fetch): // some machines are off at night
-			return tooLong()
-		case past.drains[n.name] >= maxDrains:
-			return failed("it was drained %d times, and each time the updates were halted or the window closed before it restarted", maxDrains)
+			return tooLong(r.Fetch)
+		case past.turns[n.name] >= maxTurns && r.Order.NoDrain:
+			return failed("it was allowed to restart %d times, and each time the updates were halted or the window closed before it restarted", maxTurns)
+		case past.turns[n.name] >= maxTurns:
+			return failed("it was drained %d times, and each time the updates were halted or the window closed before it restarted", maxTurns)
 		case l.spent:
 			return act(actWithdraw)
 		case n.order == "" && l.free:

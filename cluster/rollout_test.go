@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -37,7 +38,9 @@ type fleet struct {
 	// The highest numbers that were seen at any time.
 	atRisk, orders int
 	end            chan struct{}
-	before         func() // before each step of the machines
+	before         func()        // before each step of the machines
+	now            time.Time     // of simulate
+	pace           time.Duration // between two steps of simulate
 	told           []string
 }
 
@@ -60,20 +63,21 @@ func newStill(t *testing.T) *fleet {
 	return f
 }
 
-// simulate carries out a rollout without a client: each machine takes one step per second.
+// simulate carries out a rollout without a client: each machine takes one step per second, or pace.
 // left is the number of pods that stay on a node.
 func (f *fleet) simulate(r *Rollout, left func(node string) int) error {
 	f.t.Helper()
-	now := time.Date(2026, 11, 26, 12, 0, 0, 0, time.UTC)
-	past := history{drains: map[string]int{}}
-	for range 100_000 {
+	f.now = time.Date(2026, 11, 26, 12, 0, 0, 0, time.UTC)
+	past := newHistory()
+	for range 20_000 {
 		var all []*updateNode
 		for _, name := range f.Nodes() {
 			all = append(all, updateNodeOf(&unstructured.Unstructured{Object: f.Get(name)}))
 		}
 		sortNodes(all)
-		p := r.plan(all, past, now)
-		past.spent = p.spent
+		past.observe(r, all, f.now)
+		p := r.plan(all, past, f.now)
+		past.planned(p, f.now)
 		if p.ended {
 			return p.result(r)
 		}
@@ -84,10 +88,11 @@ func (f *fleet) simulate(r *Rollout, left func(node string) int) error {
 				}
 				a.what = actRelease
 			}
-			f.Change(a.node.name, r.patchOf(a, now))
+			f.Change(a.node.name, r.patchOf(a, f.now))
+			past.acted(a, updateNodeOf(&unstructured.Unstructured{Object: f.Get(a.node.name)}))
 		}
 		f.step()
-		now = now.Add(time.Second)
+		f.now = f.now.Add(cmp.Or(f.pace, time.Second))
 	}
 	f.t.Fatal("the rollout did not end in time")
 	return nil
@@ -513,10 +518,10 @@ func (f *fleet) mark(r *Rollout, name, state string, m rolloutMark) {
 // plans returns the actions now of a run that has just begun.
 func (f *fleet) plans(r *Rollout) []string {
 	f.t.Helper()
-	return f.plansAfter(r, history{})
+	return f.plansAfter(r, newHistory())
 }
 
-func (f *fleet) plansAfter(r *Rollout, past history) (out []string) {
+func (f *fleet) plansAfter(r *Rollout, past *history) (out []string) {
 	f.t.Helper()
 	all, err := f.client.updateNodes(f.t.Context())
 	if err != nil {
@@ -651,7 +656,7 @@ func TestRolloutAfterStop(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.Change("a-1", next.patchOf(next.plan(all, history{}, time.Now()).acts[0], time.Now()))
+	f.Change("a-1", next.patchOf(next.plan(all, newHistory(), time.Now()).acts[0], time.Now()))
 	if f.Cordoned("a-1") || !strings.Contains(f.Annotation("a-1", order.AnnotationOrder), next.Order.Golden) {
 		t.Errorf("cordoned %v, order %q", f.Cordoned("a-1"), f.Annotation("a-1", order.AnnotationOrder))
 	}
@@ -755,7 +760,7 @@ func TestRolloutChangingHalt(t *testing.T) {
 	f.Evicted = func(string, bool) int { return http.StatusTooManyRequests }
 	ended := make(chan error, 1)
 	go func() { ended <- f.update(t.Context(), rollout(nil)) }()
-	for range maxDrains {
+	for range maxTurns {
 		for !f.Cordoned("a-1") {
 			time.Sleep(time.Millisecond)
 		}
@@ -872,11 +877,96 @@ func TestRolloutClosedBeforeItWasRead(t *testing.T) {
 		if got := f.plans(r); got != nil && !slices.Equal(got, []string{"a-2 give"}) {
 			t.Errorf("open: %q", got)
 		}
-		var past history
-		change(f, r, &past)
+		past := newHistory()
+		change(f, r, past)
 		if got := f.plansAfter(r, past); !slices.Equal(got, []string{"a-1 give"}) {
 			t.Errorf("closed: %q", got)
 		}
+	}
+}
+
+// TestRolloutOfAStolenNode checks that a machine with false claims, which it renews all the time, does
+// not hold up a rollout: it fails, and the other nodes are updated.
+func TestRolloutOfAStolenNode(t *testing.T) {
+	t.Parallel()
+	const node, day = "a-stolen", 24 * time.Hour
+	answer := func(f *fleet, o order.Order, state, step string) {
+		f.Annotate(node, fleettest.Object{order.AnnotationAnswer: order.Answer{Plan: oldPlan, Serial: 1, Order: o.Key(), State: state, Step: step}.String()})
+	}
+	writeMark := func(f *fleet, change func(m *rolloutMark)) {
+		m := parseMark(f.Annotation(node, annotationRollout))
+		change(&m)
+		b, err := json.Marshal(m)
+		if err != nil {
+			t.Error(err)
+		}
+		f.Annotate(node, fleettest.Object{annotationRollout: string(b)})
+	}
+	for name, c := range map[string]struct {
+		noDrain bool
+		claim   func(f *fleet, o order.Order)
+	}{
+		"restarts": {false, func(f *fleet, o order.Order) {
+			answer(f, o, order.StateHeld, "")
+			if !o.Hold {
+				answer(f, o, order.StateRestarting, "")
+				writeMark(f, func(m *rolloutMark) { m.Given, m.Drain, m.Released = f.now, f.now, f.now })
+			}
+		}},
+		"fetches": {false, func(f *fleet, o order.Order) {
+			answer(f, o, order.StateWorking, "root")
+			writeMark(f, func(m *rolloutMark) { m.Given = f.now })
+		}},
+		"waits for its window": {false, func(f *fleet, o order.Order) { answer(f, o, order.StateWaiting, order.StepWindow) }},
+		"waits for its window when it may restart": {true, func(f *fleet, o order.Order) {
+			answer(f, o, order.StateHeld, "")
+			if !o.Hold {
+				answer(f, o, order.StateWaiting, order.StepWindow)
+			}
+		}},
+		"removes the order": {false, func(f *fleet, o order.Order) {
+			answer(f, o, order.StateWorking, "root")
+			f.Annotate(node, fleettest.Object{order.AnnotationOrder: nil})
+		}},
+		"removes the mark": {false, func(f *fleet, _ order.Order) {
+			f.Annotate(node, fleettest.Object{order.AnnotationOrder: nil, annotationRollout: nil})
+		}},
+		"is not Ready since now": {false, func(f *fleet, o order.Order) {
+			answer(f, o, order.StateHeld, "")
+			f.Change(node, fleettest.Object{"status": fleettest.Object{"conditions": []any{fleettest.Object{"type": "Ready", "status": "False", "lastTransitionTime": f.now.Format(time.RFC3339)}}}})
+		}},
+	} {
+		f := newStill(t)
+		f.pace = time.Hour
+		f.add(fleettest.Works, nil, node, "b-1", "b-2")
+		delete(f.machines, node)
+		f.before = func() {
+			if o, err := order.Parse(f.Annotation(node, order.AnnotationOrder)); err == nil {
+				c.claim(f, o)
+			}
+		}
+		err := f.simulate(rollout(func(r *Rollout) {
+			r.Budget, r.Order.NoDrain, r.Fetch, r.Drain, r.Restart = share("2"), c.noDrain, day, day, day
+		}), nil)
+		if err == nil || !strings.Contains(err.Error(), "1 failed: "+node) || strings.Join(f.updated(), " ") != "b-1 b-2" {
+			t.Errorf("%s: %v; updated %q", name, err, f.updated())
+		}
+	}
+
+	// A machine that claims to be updated just now does not make its ring soak without end.
+	f := newStill(t)
+	f.pace = time.Minute
+	f.add(fleettest.Works, map[string]string{"ring": "canary"}, node)
+	f.add(fleettest.Works, map[string]string{"ring": "shops"}, "b-1")
+	f.before = func() {
+		if m := parseMark(f.Annotation(node, annotationRollout)); m.Result != "" {
+			writeMark(f, func(m *rolloutMark) { m.Ended = f.now })
+		}
+	}
+	r := rollout(func(r *Rollout) { r.Soak, r.Restart = time.Hour, time.Hour })
+	r.Rings, _ = Rings("ring=canary,shops")
+	if err := f.simulate(r, nil); err != nil || len(f.updated()) != 2 {
+		t.Errorf("%v; updated %q", err, f.updated())
 	}
 }
 
@@ -952,7 +1042,7 @@ func TestRolloutOutsideTheWindow(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if acts := r.plan(all, history{}, time.Now()).acts; len(acts) > 0 {
+		if acts := r.plan(all, newHistory(), time.Now()).acts; len(acts) > 0 {
 			f.Change("a-1", r.patchOf(acts[0], time.Now()))
 		}
 		if f.Cordoned("a-1") || c.step == order.StepWindow && !strings.HasSuffix(f.Annotation("a-1", order.AnnotationOrder), " hold") {

@@ -402,7 +402,7 @@ type rolloutRun struct {
 	*Client
 	rollout *Rollout
 	view    *nodeView
-	past    history
+	past    *history
 }
 
 // Update carries out a rollout until every node that can be updated is updated, or the budget is used
@@ -426,7 +426,7 @@ func (c *Client) Update(ctx context.Context, r *Rollout, tell func(UpdateRow), n
 	defer watching.Wait()
 	defer cancel()
 	watching.Go(func() { c.watchNodes(ctx, v, version, r.tick(), note) })
-	run := &rolloutRun{Client: c, rollout: r, view: v, past: history{drains: map[string]int{}}}
+	run := &rolloutRun{Client: c, rollout: r, view: v, past: newHistory()}
 	defer run.undrain(ctx, note)
 	if err := run.begin(ctx); err != nil {
 		return err
@@ -434,8 +434,10 @@ func (c *Client) Update(ctx context.Context, r *Rollout, tell func(UpdateRow), n
 	told, waits, problem := map[string]string{}, "", ""
 	for {
 		all := v.all()
-		p := r.plan(all, run.past, time.Now())
-		run.past.spent = p.spent
+		now := time.Now()
+		run.past.observe(r, all, now)
+		p := r.plan(all, run.past, now)
+		run.past.planned(p, now)
 		for _, n := range all {
 			if row := r.row(n, ""); told[n.name] != row.State {
 				if old, ok := told[n.name]; ok || r.ours(n) && old != row.State {
@@ -608,10 +610,9 @@ func (run *rolloutRun) act(ctx context.Context, a rolloutAct) error {
 	u, err := run.patchNode(context.WithoutCancel(ctx), a.node.name, run.rollout.patchOf(a, time.Now()))
 	switch {
 	case err == nil:
-		if a.what == actDrain {
-			run.past.drains[a.node.name]++
-		}
-		run.view.put(updateNodeOf(u))
+		n := updateNodeOf(u)
+		run.past.acted(a, n)
+		run.view.put(n)
 		return nil
 	case apierrors.IsNotFound(err):
 		run.view.mu.Lock()
