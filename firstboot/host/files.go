@@ -40,7 +40,8 @@ func (f Files) Rename(from, to string) error { return f.root().Rename(from, to) 
 const lockTimeout = 30 * time.Second
 
 // Lock creates the file if it is missing, and locks it exclusively. The file is never removed:
-// otherwise two programs could hold locks on two files of the same name.
+// otherwise two programs could hold locks on two files of the same name. If another program holds
+// the lock until ctx's deadline or for half a minute, the error is machine.ErrLocked.
 func (f Files) Lock(ctx context.Context, path string) (unlock func(), err error) {
 	p := filepath.Join(f.Root, path)
 	if err := os.Mkdir(filepath.Dir(p), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -60,6 +61,9 @@ func (f Files) Lock(ctx context.Context, path string) (unlock func(), err error)
 		if errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, unix.EINTR) {
 			if err = Sleep(ctx, 50*time.Millisecond); err == nil {
 				continue
+			}
+			if errors.Is(err, context.DeadlineExceeded) {
+				err = machine.ErrLocked
 			}
 		}
 		l.Close()

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -31,7 +32,7 @@ func TestLock(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	if _, err := f.Lock(ctx, ondisk.HostsLock); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := f.Lock(ctx, ondisk.HostsLock); !errors.Is(err, machine.ErrLocked) {
 		t.Errorf("a second time: %v", err)
 	}
 	unlock()

@@ -155,6 +155,9 @@ type Network struct {
 	GetRemote func(ctx context.Context, url string, header http.Header, proxy []string) (*http.Response, error)
 }
 
+// ErrLocked means that another program holds a lock for longer than Lock waits.
+var ErrLocked = errors.New("another program holds the lock")
+
 // ErrRedirect means that a redirect from the server was rejected.
 var ErrRedirect = errors.New("the server's redirect is rejected")
 

@@ -92,10 +92,10 @@ func Exclusive(ctx context.Context, e *machine.Env) (unlock func(), err error) {
 		return nil, err
 	}
 	unlock, err = e.Lock(ctx, changeLock)
-	if err != nil {
-		return nil, Advise(fmt.Errorf("another update, convert, revert or reset is running on this machine: %w", err), "wait until it is done, or end that command (Ctrl-C)")
+	if errors.Is(err, machine.ErrLocked) {
+		err = Advise(fmt.Errorf("another update, convert, revert or reset is running on this machine: %w", err), "wait until it is done, or end that command (Ctrl-C)")
 	}
-	return unlock, nil
+	return unlock, err
 }
 
 // ExclusiveSettled is like Exclusive, for changes of the running system. It also fails while an

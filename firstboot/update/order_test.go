@@ -135,7 +135,7 @@ func (b *ordered) env() *machine.Env {
 	}
 	e.Rand = func() float64 { return 0 }
 	if b.locked {
-		e.Lock = func(context.Context, string) (func(), error) { return nil, errors.New("another program holds it") }
+		e.Lock = func(context.Context, string) (func(), error) { return nil, machine.ErrLocked }
 	}
 	e.GetRemote = b.images.get
 	return e

@@ -174,7 +174,7 @@ func TestUncordonAfterKill(t *testing.T) {
 		}
 	}
 	lock := e.Lock
-	e.Lock = func(context.Context, string) (func(), error) { return nil, errors.New("another program holds it") }
+	e.Lock = func(context.Context, string) (func(), error) { return nil, machine.ErrLocked }
 	look(true)
 	e.Lock = lock
 	look(false)

@@ -531,7 +531,7 @@ func TestStickWaitsForAnotherUpdate(t *testing.T) {
 	lock, locked := e.Lock, 0
 	e.Lock = func(ctx context.Context, p string) (func(), error) {
 		if locked++; locked < 4 {
-			return nil, errors.New("another program holds it")
+			return nil, machine.ErrLocked
 		}
 		return lock(ctx, p)
 	}
@@ -541,7 +541,7 @@ func TestStickWaitsForAnotherUpdate(t *testing.T) {
 	if console := strings.Join(b.console, "\n"); strings.Contains(console, "at work") {
 		t.Errorf("console:\n%s", console)
 	}
-	e.Lock = func(context.Context, string) (func(), error) { return nil, errors.New("another program holds it") }
+	e.Lock = func(context.Context, string) (func(), error) { return nil, machine.ErrLocked }
 	began := b.now
 	if err := FromStick(t.Context(), e); err == nil || !strings.Contains(err.Error(), "another update, convert, revert or reset is running") || b.now.Sub(began) < stickPatience {
 		t.Errorf("after %s: %v", b.now.Sub(began), err)
