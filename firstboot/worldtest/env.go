@@ -200,7 +200,7 @@ func (w *World) sync(paths ...string) error {
 
 func (w *World) lock(_ context.Context, path string) (func(), error) {
 	if w.locks[path] {
-		return nil, fmt.Errorf("%s is locked already", path)
+		return nil, fmt.Errorf("%s: %w", path, machine.ErrLocked)
 	}
 	if w.locks == nil {
 		w.locks = map[string]bool{}
