@@ -24,8 +24,8 @@ var documentAreas = []struct {
 // NotRead is the Detail of checks of fields that could not be read.
 const NotRead = "the document could not be read completely"
 
-// DocumentChecks turns the problems of documents into checks. The Detail has the fix too. Fields that
-// could not be read get the state unknown.
+// DocumentChecks turns the problems of documents into checks. The Detail has the fix too. Fields
+// that could not be read get the state unknown.
 func DocumentChecks(probs configs.Problems) []Check {
 	var out []Check
 	taken := map[int]bool{}

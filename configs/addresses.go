@@ -50,8 +50,8 @@ func (s *Site) validateVIPUse(probs *Problems) {
 	}
 }
 
-// ValidateVIPNetwork reports a VIP inside a network of the machine. at is the path of the Site in its
-// document.
+// ValidateVIPNetwork reports a VIP inside a network of the machine, unless a field has the VIP
+// itself. at is the path of the Site in its document.
 func (s *Site) ValidateVIPNetwork(at string, probs *Problems) {
 	var uses Problems
 	if !s.vipTaken(&uses) {

@@ -39,8 +39,8 @@ type SiteControlPlane struct {
 	// starts instead of its own data. The member looks for the snapshot in
 	// /var/lib/edgebake/snapshots and, as etcd-snapshot.db, on a stick.
 	Restore string `yaml:"restore,omitempty" json:"restore,omitempty"`
-	// RequestedAt is the time (RFC 3339) at which continueFrom was set. A machine carries out each such
-	// request once, and ignores requests that are older than its last one.
+	// RequestedAt is the time (RFC 3339) at which continueFrom was set. A machine carries out each
+	// such request once, and ignores requests that are older than its last one.
 	RequestedAt string `yaml:"said,omitempty" json:"said,omitempty" check:"date"`
 	// Kubeadm contains the kubeadm documents for this machine: ClusterConfiguration and
 	// InitConfiguration, and the configurations of kubelet and kube-proxy.

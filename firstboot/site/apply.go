@@ -216,9 +216,9 @@ func saveStamped(e *machine.Env, a *Active) error {
 	return nil
 }
 
-// withoutCredentials encodes the Site as it stays in the slot after the join: without token and keys.
-// The secrets of settings (a Wi-Fi key, a password hash) stay in it: otherwise the next boot would see
-// a changed Site.
+// withoutCredentials encodes the Site as it stays in the slot after the join: without token and
+// keys. The secrets of settings (a Wi-Fi key, a password hash) stay in it: otherwise the next boot
+// would see a changed Site.
 func withoutCredentials(site *configs.Site) ([]byte, error) {
 	s := *site
 	s.Credentials = configs.Credentials{}

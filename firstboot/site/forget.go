@@ -19,9 +19,9 @@ const (
 	SlotBlank                              // removing them was interrupted
 )
 
-// CredentialsInSlot looks for credentials of the active Site in the slot: its token, its keys and the
-// files in pki/. It returns NoCredentials if another Site was stamped meanwhile, so that the credentials
-// of that Site stay.
+// CredentialsInSlot looks for credentials of the active Site in the slot: its token, its keys and
+// the files in pki/. It returns NoCredentials if another Site was stamped meanwhile, so that the
+// credentials of that Site stay.
 func CredentialsInSlot(e *machine.Env, active *Active) (SlotCredentials, error) {
 	dev, err := machine.OwnSlot(e)
 	if err != nil {
@@ -55,8 +55,8 @@ func CredentialsInSlot(e *machine.Env, active *Active) (SlotCredentials, error) 
 	return SomeCredentials, nil
 }
 
-// RemoveCredentials rewrites the slot with the Site, but without its token, its keys and the files in
-// pki/. blank means that an interrupted attempt has left the slot blank.
+// RemoveCredentials rewrites the slot with the Site, but without its token, its keys and the files
+// in pki/. blank means that an interrupted attempt has left the slot blank.
 func RemoveCredentials(e *machine.Env, active *Active, blank bool) error {
 	doc, err := withoutCredentials(active.Site)
 	if err != nil {

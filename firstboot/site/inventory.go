@@ -106,8 +106,8 @@ type slotRewrite struct {
 }
 
 // pendingRewrite returns the rewrite that the machine's own slot needs (see Active.mustRewrite), or
-// nil. It reports no error for a slot that is unreadable or has no Site for this machine: such a slot
-// is not rewritten, and Read reports the error.
+// nil. It reports no error for a slot that is unreadable or has no Site for this machine: such a
+// slot is not rewritten, and Read reports the error.
 func pendingRewrite(e *machine.Env) *slotRewrite {
 	dev, err := machine.OwnSlot(e)
 	if err != nil {
@@ -124,7 +124,7 @@ func pendingRewrite(e *machine.Env) *slotRewrite {
 	return &slotRewrite{dev: dev, present: c, next: f.contents}
 }
 
-// rewriteSlot carries out the pending rewrite of the machine's own slot, if there is one. Afterwards,
+// rewriteSlot carries out the pending rewrite of the machine's own slot, if there is one. Afterwards
 // the slot has only this machine's Site, without match.
 func rewriteSlot(e *machine.Env) error {
 	r := pendingRewrite(e)

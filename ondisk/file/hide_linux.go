@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// leaseFileSystems lists the file systems that refuse a lease only if another program has the file open.
-// Network file systems also refuse leases for other reasons.
+// leaseFileSystems lists the file systems that refuse a lease only if another program has the file
+// open. Network file systems also refuse leases for other reasons.
 var leaseFileSystems = []int64{unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix.BTRFS_SUPER_MAGIC, unix.TMPFS_MAGIC, unix.OVERLAYFS_SUPER_MAGIC, unix.F2FS_SUPER_MAGIC}
 
 // isOpenElsewhere requests a write lease, which the kernel grants only if no other program has the
