@@ -72,13 +72,14 @@ func TestAdmitKubelet(t *testing.T) {
 	for _, c := range []struct {
 		name, version, other, want string
 		prepare                    func(b *box, c *worldtest.Cluster)
+		warns                      bool
 	}{
 		{name: "as new as the API servers", version: "v1.37.2"},
 		{name: "three versions older", version: "v1.40.0+vendor.1"},
 		{name: "four versions older", version: "v1.41.0", want: "may be at most 3 minor versions older"},
 		{name: "newer", version: "v1.36.9", want: "an API server has v1.36.9: kubelet must not be newer"},
 		{name: "newer than one of them", version: "v1.37.2", other: "v1.36.9", want: "an API server has v1.36.9: kubelet must not be newer"},
-		{name: "one does not answer", version: "v1.37.2", prepare: func(_ *box, c *worldtest.Cluster) { c.Down[secondOf] = true }},
+		{name: "one does not answer", version: "v1.37.2", warns: true, prepare: func(_ *box, c *worldtest.Cluster) { c.Down[secondOf] = true }},
 		{name: "none answers", version: "v1.37.2", want: "it is unknown whether the cluster supports that kubelet: no API server reports its version", prepare: func(_ *box, c *worldtest.Cluster) {
 			c.Down[firstOf], c.Down[secondOf] = true, true
 		}},
@@ -110,6 +111,9 @@ func TestAdmitKubelet(t *testing.T) {
 			err = sys.checkKubelet(t.Context(), e, ondisk.ImageInfo{Kubernetes: "v1.37.2"})
 			if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
 				t.Errorf("%v; want %q", err, c.want)
+			}
+			if warned := strings.Contains(b.log.String(), "does not report its version") && strings.Contains(b.log.String(), secondOf); warned != c.warns {
+				t.Errorf("warned: %v; %s", warned, &b.log)
 			}
 			// A patch release needs no answer from the cluster.
 			cluster.Down[firstOf], cluster.Down[secondOf] = true, true
