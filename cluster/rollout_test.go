@@ -970,6 +970,72 @@ func TestRolloutOfAStolenNode(t *testing.T) {
 	}
 }
 
+// TestRolloutPausedInARun checks that a pause does not count towards the time limits of a run that
+// goes on meanwhile, but that the time after it does.
+func TestRolloutPausedInARun(t *testing.T) {
+	t.Parallel()
+	f, r, now, past := newStill(t), rollout(nil), time.Now(), newHistory()
+	f.add(fleettest.Works, nil, "a-1")
+	f.mark(r, "a-1", order.StateTrial, rolloutMark{Given: now, Drain: now, Released: now, Cordoned: true})
+	plans := func(after time.Duration) []rolloutAct {
+		t.Helper()
+		all, err := f.client.updateNodes(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		past.observe(r, all, now.Add(after))
+		return r.plan(all, past, now.Add(after)).acts
+	}
+	plans(0)
+	if _, err := f.client.HaltUpdates(t.Context(), false); err != nil {
+		t.Fatal(err)
+	}
+	const pause = 72 * time.Hour
+	for _, after := range []time.Duration{0, pause / 2, pause} {
+		if acts := plans(after); len(acts) > 0 {
+			t.Errorf("paused: %+v", acts)
+		}
+	}
+	if _, err := f.client.ResumeUpdates(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if acts := plans(pause + r.Restart/2); len(acts) > 0 {
+		t.Errorf("resumed: %+v", acts)
+	}
+	if acts := plans(pause + 2*r.Restart); len(acts) != 1 || acts[0].result != UpdateFailed {
+		t.Errorf("too long after the pause: %+v", acts)
+	}
+}
+
+// TestRolloutNewNode checks that a Node that is deleted and joins again during a run counts as new.
+func TestRolloutNewNode(t *testing.T) {
+	t.Parallel()
+	f, r, past := newStill(t), rollout(nil), newHistory()
+	state := func() string {
+		t.Helper()
+		all, err := f.client.updateNodes(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		past.observe(r, all, time.Now())
+		if len(all) == 0 {
+			return ""
+		}
+		return r.state(all[0])
+	}
+	f.add(fleettest.Works, nil, "a-1")
+	f.mark(r, "a-1", order.StateFailed, rolloutMark{Given: time.Now(), Ended: time.Now(), Result: UpdateFailed})
+	first := state()
+	f.Annotate("a-1", fleettest.Object{annotationRollout: nil})
+	erased := state()
+	f.Delete("a-1")
+	state()
+	f.add(fleettest.Works, nil, "a-1")
+	if again := state(); first != UpdateFailed || erased != UpdateFailed || again != UpdatePending {
+		t.Errorf("%s, without its mark %s, as a new Node %s", first, erased, again)
+	}
+}
+
 // TestParseMark checks that a mark that a machine wrote cannot hide its node or disturb a terminal.
 func TestParseMark(t *testing.T) {
 	t.Parallel()
