@@ -28,12 +28,12 @@ const (
 
 // Token is a bootstrap token of a cluster.
 type Token struct {
-	ID          string    `json:"id"`
-	Description string    `json:"description,omitempty"`
-	Expires     time.Time `json:"expires,omitzero"` // zero: never
-	Usages      []string  `json:"usages,omitempty"`
-	Groups      []string  `json:"groups,omitempty"`
-	Problems []TokenProblem `json:"problems,omitempty"`
+	ID          string         `json:"id"`
+	Description string         `json:"description,omitempty"`
+	Expires     time.Time      `json:"expires,omitzero"` // zero: never
+	Usages      []string       `json:"usages,omitempty"`
+	Groups      []string       `json:"groups,omitempty"`
+	Problems    []TokenProblem `json:"problems,omitempty"`
 
 	secret configs.Secret
 }
