@@ -284,6 +284,10 @@ With --reports it also reads what ` + "`edgebake cluster listen`" + ` has receiv
 
 func printStatus(s console.Streams, output console.Form, all []cluster.Site) error {
 	return output.Print(s, all, func() {
+		if len(all) == 0 {
+			fmt.Fprintln(s.Out, "The cluster has no nodes, and no tokens for new ones.")
+			return
+		}
 		rows := [][]string{{"NODE", "STATE", "SINCE", "DETAIL", "TO FIX"}}
 		for _, n := range all {
 			rows = append(rows, []string{n.Node, n.State, timeText(n.Since), n.Detail, n.Fix})
