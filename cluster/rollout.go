@@ -624,7 +624,7 @@ func (r *Rollout) plan(all []*updateNode, past *history, now time.Time) rolloutP
 	free := p.halted == "" && !spent && r.Window.Open(now)
 	switch {
 	case p.halted != "":
-		p.waits = "the updates are " + p.halted + " (--resume)"
+		p.waits = "edgebake cluster update --resume: the updates are " + p.halted
 	case !spent && !free:
 		p.waits = "the window " + r.Window.String()
 	}
