@@ -253,33 +253,39 @@ type history struct {
 	spent bool
 	// turns counts how often the run has let each node restart.
 	turns map[string]int
-	// marks has the mark of each Node. Only the run's own patches, and pauses, move its times.
+	// marks has the mark of each Node. Only the run's own patches, pauses, and waiting for the window
+	// of a machine's Site move its times.
 	marks map[string]rolloutMark
+	// moved lists the nodes whose Given in marks is later than in the Node, since the window was closed.
+	moved map[string]bool
 	// waits is the time since when the run has waited for each node with an order, not counting the
 	// time in which the node waited for its turn.
 	waits map[string]time.Time
-	last  time.Time // of the last call of observe
+	// idle lists the nodes that could restart while the rollout let no node restart.
+	idle map[string]bool
+	last time.Time // of the last call of observe
 }
 
 func newHistory() *history {
-	return &history{turns: map[string]int{}, marks: map[string]rolloutMark{}, waits: map[string]time.Time{}}
+	return &history{turns: map[string]int{}, marks: map[string]rolloutMark{}, moved: map[string]bool{}, waits: map[string]time.Time{}}
 }
 
-// observe replaces times in the Nodes' marks that the machines have changed, and marks that they have
-// removed.
+// observe undoes the changes that the machines have made to the marks of their Nodes.
 func (h *history) observe(r *Rollout, all []*updateNode, now time.Time) {
 	elapsed := now.Sub(cmp.Or(h.last, now))
 	marks, waits := map[string]rolloutMark{}, map[string]time.Time{} // without deleted Nodes
 	for _, n := range all {
 		old, m := h.marks[n.name], &n.mark
+		first := old.Golden == ""
 		switch {
-		case old.Golden == "" && !r.ours(n), m.Golden != "" && !r.ours(n):
+		case first && !r.ours(n), r.inOther(n): // inOther ends the run
 			continue
-		case m.Golden == "", m.Result == "" && old.Result != "" && m.Try == old.Try:
+		case !r.ours(n), m.Result == "" && old.Result != "":
 			*m = old
 		default:
 			m.Ended = cmp.Or(old.Ended, m.Ended)
-			for _, at := range [][2]*time.Time{{&m.Given, &old.Given}, {&m.Drain, &old.Drain}, {&m.Released, &old.Released}} {
+			m.Given = cmp.Or(old.Given, m.Given)
+			for _, at := range [][2]*time.Time{{&m.Drain, &old.Drain}, {&m.Released, &old.Released}} {
 				if !at[0].IsZero() && !at[1].IsZero() {
 					*at[0] = *at[1]
 				}
@@ -289,12 +295,23 @@ func (h *history) observe(r *Rollout, all []*updateNode, now time.Time) {
 		if !waiting {
 			since, waiting = now, m.Result == "" && !m.Given.IsZero()
 		}
-		if n.halt != "" && old.Golden != "" {
-			for _, at := range []*time.Time{&m.Given, &m.Drain, &m.Released, &since} {
+		move := func(times ...*time.Time) {
+			for _, at := range times {
 				if !at.IsZero() {
 					*at = at.Add(elapsed)
 				}
 			}
+		}
+		switch {
+		case n.halt != "" && !first:
+			move(&m.Given, &m.Drain, &m.Released, &since)
+		case r.outsideWindow(n) && !m.Given.IsZero():
+			if move(&m.Given); first { // an earlier run was killed, perhaps days ago
+				m.Given = now.UTC().Truncate(time.Second)
+			}
+			h.moved[n.name] = true
+		case h.idle[n.name]:
+			move(&since)
 		}
 		marks[n.name] = *m
 		if waiting {
@@ -306,15 +323,20 @@ func (h *history) observe(r *Rollout, all []*updateNode, now time.Time) {
 
 // planned records the results of a plan that later plans depend on.
 func (h *history) planned(p rolloutPlan, now time.Time) {
-	h.spent = p.spent
+	h.spent, h.idle = p.spent, map[string]bool{}
 	for _, name := range p.queued {
-		h.waits[name] = now
+		if p.free {
+			h.waits[name] = now
+		} else {
+			h.idle[name] = true
+		}
 	}
 }
 
 // acted records that the run has performed an action. n is the Node after it.
 func (h *history) acted(a rolloutAct, n *updateNode) {
 	h.marks[n.name] = n.mark
+	delete(h.moved, n.name)
 	if a.what == actDrain || a.what == actRelease && a.node.mark.Drain.IsZero() {
 		h.turns[n.name]++
 	}
@@ -525,11 +547,16 @@ func (n *updateNode) ended() bool {
 func (r *Rollout) otherRollouts(all []*updateNode) map[string][]string {
 	other := map[string][]string{}
 	for _, n := range all {
-		if n.mark.Golden != "" && !r.ours(n) && n.mark.Result == "" && !n.mark.Given.IsZero() && !n.ended() {
+		if r.inOther(n) {
 			other[n.mark.Golden] = append(other[n.mark.Golden], n.name)
 		}
 	}
 	return other
+}
+
+// inOther reports whether another rollout updates a node.
+func (r *Rollout) inOther(n *updateNode) bool {
+	return n.mark.Golden != "" && !r.ours(n) && n.mark.Result == "" && !n.mark.Given.IsZero() && !n.ended()
 }
 
 const archLabel = "kubernetes.io/arch"
@@ -558,7 +585,7 @@ const (
 	actWithdraw rolloutAction = "withdraw" // remove the order, uncordon
 	actUndrain  rolloutAction = "undrain"  // uncordon, but leave the order
 	actRetry    rolloutAction = "retry"    // forget the result
-	actCorrect  rolloutAction = "correct"  // replace times in the future
+	actCorrect  rolloutAction = "correct"  // replace times in the future, and write those of the history
 )
 
 type rolloutAct struct {
@@ -584,6 +611,7 @@ type rolloutPlan struct {
 	halted string
 	// queued lists the nodes that could restart, but have to wait until the rollout lets them.
 	queued []string
+	free   bool // the rollout is not halted, its budget is not used up, and its window is open
 	budget int
 	spent  bool // the budget is used up, now or earlier in this run
 }
@@ -622,6 +650,7 @@ func (r *Rollout) plan(all []*updateNode, past *history, now time.Time) rolloutP
 	spent := past.spent || count.failed >= p.budget || count.controlPlaneFailed
 	p.spent = spent
 	free := p.halted == "" && !spent && r.Window.Open(now)
+	p.free = free
 	switch {
 	case p.halted != "":
 		p.waits = "edgebake cluster update --resume: the updates are " + p.halted
@@ -775,6 +804,8 @@ func (r *Rollout) next(n *updateNode, past *history, now time.Time, l limits) ro
 			return act(actWithdraw)
 		case n.order == "" && l.free: // the order was removed by --stop or by hand
 			return act(actGive)
+		case past.moved[n.name] && !r.outsideWindow(n): // for the next run
+			return act(actCorrect)
 		}
 	case UpdateHeld:
 		switch {

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/rest"
 
+	"github.com/edgebake/edgebake/configs/forms"
 	"github.com/edgebake/edgebake/firstboot/kubeapi"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/order"
@@ -890,6 +891,10 @@ func TestRolloutClosedBeforeItWasRead(t *testing.T) {
 func TestRolloutOfAStolenNode(t *testing.T) {
 	t.Parallel()
 	const node, day = "a-stolen", 24 * time.Hour
+	var window forms.Window
+	if err := window.Set("22:00-05:00"); err != nil {
+		t.Fatal(err)
+	}
 	answer := func(f *fleet, o order.Order, state, step string) {
 		f.Annotate(node, fleettest.Object{order.AnnotationAnswer: order.Answer{Plan: oldPlan, Serial: 1, Order: o.Key(), State: state, Step: step}.String()})
 	}
@@ -931,6 +936,22 @@ func TestRolloutOfAStolenNode(t *testing.T) {
 		"removes the mark": {false, func(f *fleet, _ order.Order) {
 			f.Annotate(node, fleettest.Object{order.AnnotationOrder: nil, annotationRollout: nil})
 		}},
+		"removes the time of its order": {false, func(f *fleet, o order.Order) {
+			answer(f, o, order.StateWorking, "root")
+			writeMark(f, func(m *rolloutMark) { m.Given = time.Time{} })
+		}},
+		"was in another rollout": {false, func(f *fleet, o order.Order) {
+			o.Golden = strings.Repeat("cd", 32)
+			answer(f, o, order.StateDone, "")
+			writeMark(f, func(m *rolloutMark) { *m = rolloutMark{Golden: o.Golden, Given: f.now} })
+		}},
+		"waits for its turn outside the window of the rollout, and for its own window inside": {false, func(f *fleet, o order.Order) {
+			if window.Open(f.now.Add(f.pace)) {
+				answer(f, o, order.StateWaiting, order.StepWindow)
+			} else {
+				answer(f, o, order.StateHeld, "")
+			}
+		}},
 		"is not Ready since now": {false, func(f *fleet, o order.Order) {
 			answer(f, o, order.StateHeld, "")
 			f.Change(node, fleettest.Object{"status": fleettest.Object{"conditions": []any{fleettest.Object{"type": "Ready", "status": "False", "lastTransitionTime": f.now.Format(time.RFC3339)}}}})
@@ -946,15 +967,28 @@ func TestRolloutOfAStolenNode(t *testing.T) {
 			}
 		}
 		err := f.simulate(rollout(func(r *Rollout) {
-			r.Budget, r.Order.NoDrain, r.Fetch, r.Drain, r.Restart = share("2"), c.noDrain, day, day, day
+			r.Budget, r.Order.NoDrain, r.Window, r.Fetch, r.Drain, r.Restart = share("2"), c.noDrain, window, day, day, day
 		}), nil)
 		if err == nil || !strings.Contains(err.Error(), "1 failed: "+node) || strings.Join(f.updated(), " ") != "b-1 b-2" {
 			t.Errorf("%s: %v; updated %q", name, err, f.updated())
 		}
 	}
 
-	// A machine that claims to be updated just now does not make its ring soak without end.
+	// A machine that removes its failure from its Node does not get the order again.
 	f := newStill(t)
+	f.add(fleettest.Rejects, nil, node)
+	f.add(fleettest.Works, nil, "b-1")
+	f.before = func() {
+		if m := parseMark(f.Annotation(node, annotationRollout)); m.Result != "" {
+			writeMark(f, func(m *rolloutMark) { *m = rolloutMark{Golden: m.Golden, Try: m.Try + 1} })
+		}
+	}
+	if err := f.simulate(rollout(func(r *Rollout) { r.Budget = share("2") }), nil); err == nil || !strings.Contains(err.Error(), "1 failed: "+node) || len(f.updated()) != 1 {
+		t.Errorf("another try: %v; updated %q", err, f.updated())
+	}
+
+	// A machine that claims to be updated just now does not make its ring soak without end.
+	f = newStill(t)
 	f.pace = time.Minute
 	f.add(fleettest.Works, map[string]string{"ring": "canary"}, node)
 	f.add(fleettest.Works, map[string]string{"ring": "shops"}, "b-1")
@@ -1113,6 +1147,54 @@ func TestRolloutOutsideTheWindow(t *testing.T) {
 		}
 		if f.Cordoned("a-1") || c.step == order.StepWindow && !strings.HasSuffix(f.Annotation("a-1", order.AnnotationOrder), " hold") {
 			t.Errorf("%+v: cordoned %v, order %q", c, f.Cordoned("a-1"), f.Annotation("a-1", order.AnnotationOrder))
+		}
+	}
+}
+
+// TestRolloutSeveralNights checks that a download that takes several windows of the machine's Site
+// does not fail, also if the command is killed in between, but does if it takes too long in windows.
+func TestRolloutSeveralNights(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		fetch  time.Duration
+		killed func(hour int) bool
+		fails  bool
+	}{
+		"one run":         {fetch: 30 * time.Hour, killed: func(int) bool { return false }},
+		"killed each day": {fetch: 30 * time.Hour, killed: func(hour int) bool { return hour%24 == 12 }},
+		"killed at night": {fetch: 30 * time.Hour, killed: func(hour int) bool { return hour%24 == 2 }},
+		"slow":            {fetch: 20 * time.Hour, killed: func(int) bool { return false }, fails: true},
+	} {
+		f, past, failed := newStill(t), newHistory(), ""
+		f.add(fleettest.Works, nil, "a-1")
+		r := rollout(func(r *Rollout) { r.Fetch = c.fetch })
+		begin := time.Date(2026, 11, 23, 0, 0, 0, 0, time.UTC)
+		for hour := 12; hour < 5*24; hour++ { // a window of 6 hours in each night
+			now := begin.Add(time.Duration(hour) * time.Hour)
+			if o, err := order.Parse(f.Annotation("a-1", order.AnnotationOrder)); err == nil {
+				a := order.Answer{Plan: oldPlan, Serial: 1, Order: o.Key(), State: order.StateWorking, Step: "root"}
+				if hour%24 >= 6 {
+					a.State, a.Step = order.StateWaiting, order.StepWindow
+				}
+				f.Annotate("a-1", fleettest.Object{order.AnnotationAnswer: a.String()})
+			}
+			if c.killed(hour) {
+				past = newHistory()
+			}
+			n := updateNodeOf(&unstructured.Unstructured{Object: f.Get("a-1")})
+			past.observe(r, []*updateNode{n}, now)
+			p := r.plan([]*updateNode{n}, past, now)
+			past.planned(p, now)
+			for _, a := range p.acts {
+				if a.result == UpdateFailed && failed == "" {
+					failed = now.Format(time.DateTime)
+				}
+				f.Change("a-1", r.patchOf(a, now))
+				past.acted(a, updateNodeOf(&unstructured.Unstructured{Object: f.Get("a-1")}))
+			}
+		}
+		if c.fails != (failed != "") {
+			t.Errorf("%s: failed %q", name, failed)
 		}
 	}
 }
