@@ -223,7 +223,7 @@ func (b *buildEnv) copyBlob(sha, path string) error {
 	return errors.Join(err, to.Close())
 }
 
-// ProgramEnv returns the environment in which edgebake's programs are compiled.
+// ProgramEnv returns the environment variables that determine the bytes of edgebake's programs.
 func ProgramEnv(arch string) []string { return append([]string{"GOARCH=" + arch}, agentEnv...) }
 
 // CompileProgram compiles one of edgebake's programs from the source tree src. make (AGENT in the

@@ -1,9 +1,10 @@
 // Package builder turns an Image into a golden disk image.
 //
 // Resolve pins every input and returns a Plan. It copies local files and overlays into the cache,
-// but neither downloads nor compiles other inputs. With Options.Update, it first removes the base
-// from the cache. BuildEach fetches or makes the inputs of a plan, merges them with the files of
-// package overlays, and writes the disk. If a Job has no plan, BuildEach first resolves its Image.
+// but neither downloads nor compiles other inputs. With Options.Update, it first forgets the cached
+// Debian base, so that the build makes a new one. BuildEach fetches or makes the inputs of a plan,
+// merges them with the files of package overlays, and writes the disk. If a Job has no plan,
+// BuildEach first resolves its Image.
 //
 // The same plan always gives the same bytes: they do not depend on the clock, on random numbers or
 // on paths of the build computer. No step needs root.
@@ -32,7 +33,8 @@ type Options struct {
 	// document are relative to it.
 	Dir   string
 	Cache *fetch.Cache
-	// Version is the version of the running edgebake, for the report only.
+	// Version is the version of the running edgebake. It is also the version of edgebake's own
+	// programs that are compiled from the module proxy, unless Published is set.
 	Version string
 	// Published is the module version if edgebake was compiled by `go install`, or "".
 	Published string

@@ -164,8 +164,8 @@ func newExecutor(r *buildEnv, p *plan.Plan) (*executor, error) {
 	}, nil
 }
 
-// imageOf returns the Image from a plan. It has no sources of inputs, and its templates are
-// rendered.
+// imageOf returns the Image from a plan, with rendered templates. Of the sources of inputs, it
+// contains only those that rendering needs.
 func imageOf(p *plan.Plan) (*configs.Image, error) {
 	img := &configs.Image{}
 	d := json.NewDecoder(bytes.NewReader(p.Config))

@@ -191,7 +191,7 @@ func pinOCI(ctx context.Context, r *buildEnv, i configs.ContainerImage, o images
 	return pinned[0], nil
 }
 
-// ociRecipe contains everything that determines a base made from a container image.
+// ociRecipe describes a base made from a container image. The digest of the image is in the input.
 type ociRecipe struct {
 	Source configs.OCISource `json:"source"`
 	// Date is the time of directories that no layer contains, in seconds since 1970.

@@ -75,8 +75,8 @@ func (b *executor) index(sha, layer string) ([]tree.Node, error) {
 	return tree.FromTar(f, size, sha, layer)
 }
 
-// members returns the files of a release's archive that the layer l selects. It ignores the times
-// and owners in the archive.
+// members returns the files of a release's archive that the layer l selects. It ignores the times,
+// owners and modes in the archive.
 func (b *executor) members(nodes []tree.Node, l plan.Layer) ([]tree.Node, error) {
 	by := make(map[string]tree.Node, len(nodes))
 	for _, n := range nodes {

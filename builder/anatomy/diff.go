@@ -50,8 +50,8 @@ type Change struct {
 	B    string `json:"b"`
 }
 
-// SizeChange is a changed size in bytes. -1 means that the file is absent. If A equals B, only the
-// contents differ.
+// SizeChange is a changed size of a file, group or partition, in bytes. -1 means that it is absent.
+// If A equals B, only the contents of a file differ.
 type SizeChange struct {
 	Name string `json:"name"`
 	A    int64  `json:"a"`

@@ -11,8 +11,9 @@
 //   - The manifest is pushed last: a tag always points to a complete, verified image, either the
 //     previous one or the new one.
 //   - A file gets its name only after its golden digest was verified.
-//   - A failed transfer repeats at most one part. Parts that the registry has are not sent, and an
-//     interrupted download continues with the next part, even in another run.
+//   - A failed pull repeats at most one part, and a failed push at most two. Parts that the registry
+//     has are not sent, and an interrupted download continues with the next part, even in another
+//     run.
 //   - An image with a Site in it is neither pushed nor pulled.
 package carry
 
@@ -30,8 +31,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk/artifact"
 )
 
-// PartSize is the size of a part in bytes. It is small enough that sending one part again costs
-// little, and large enough that an image has few parts.
+// PartSize is the largest size of a part in bytes. It is small enough that sending one part again
+// costs little, and large enough that an image has few parts.
 const PartSize = 128 << 20
 
 // Options configures the access to a registry.

@@ -93,8 +93,8 @@ func (r *repo) request(ctx context.Context, method, url string, header http.Head
 // attempts is how often a request is tried.
 const attempts = 5
 
-// again calls f until it succeeds or returns a final error. Before each retry, it warns with the
-// error and the text what, unless what is empty.
+// again calls f until it succeeds, returns an error that a retry cannot fix, or has failed attempts
+// times. Before each retry, it warns with the error and the text what, unless what is empty.
 func (r *repo) again(ctx context.Context, digest imageref.Digest, what string, f func() error) error {
 	retry := transfer.Retry{Attempts: attempts, Pause: r.wait}
 	if what != "" {

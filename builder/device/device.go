@@ -38,7 +38,8 @@ type Disk struct {
 	// none.
 	Refusals []string `json:"refusals,omitempty"`
 	// Members lists the Refusals that concern members of RAID, LVM or similar storage. If there are
-	// no other Refusals, that storage is not in use: overwriting the disk loses only its data.
+	// no other Refusals, that storage is not in use, and overwriting the disk destroys only data of
+	// that storage.
 	Members []string `json:"-"`
 }
 

@@ -33,7 +33,7 @@ const (
 	pickTerm = "smallest or largest"
 )
 
-// buses lists the names that lsblk uses for buses. An SD card is on sd, and an eMMC on mmc.
+// buses lists the values of Disk.Bus: lsblk's names of buses, sd for SD cards and mmc for eMMCs.
 var buses = append([]string{"nvme", "sata", "sas", "mmc", "virtio", "ata", "scsi"}, external...)
 
 // external lists the buses of disks that are not part of the machine: removable disks and disks of
@@ -175,7 +175,7 @@ func (d *Disk) Describe() string {
 }
 
 // Same reports whether two listings of a path probably describe the same disk. It does not compare
-// sizes: the caller compares the size of the opened disk.
+// sizes: the caller uses the size of the opened disk.
 func (d *Disk) Same(now *Disk) bool {
 	return now.Path == d.Path && now.Bus == d.Bus && now.Model == d.Model && now.Serial == d.Serial
 }

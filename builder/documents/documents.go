@@ -132,8 +132,8 @@ func (r *Reader) Read(name string) (Source, error) {
 	return d, err
 }
 
-// These patterns match the first fields of a document. They ignore case, which people often get
-// wrong.
+// These patterns recognize edgebake's documents. versionField and kindField ignore case, which
+// people often get wrong.
 var (
 	documentStart = regexp.MustCompile(`(?m)^---`)
 	versionField  = regexp.MustCompile(`(?im)^["']?apiVersion["']?\s*:\s*["']?([^\s"'#]+)`)
@@ -243,7 +243,7 @@ func (r *Reader) identity(name string) (sealed.Identity, error) {
 	return sealed.Passphrase(pass)
 }
 
-// maxSecret is the largest accepted size of a secret, in bytes.
+// maxSecret is the number of bytes after which ReadSecret stops reading.
 const maxSecret = 64 << 10
 
 // ReadSecret reads a secret from a file, or from standard input ("-"). It removes white space at

@@ -90,8 +90,8 @@ func GoBuild(ctx context.Context, c *Cache, r GoRecipe, log io.Writer) (map[stri
 	if err := r.check(); err != nil {
 		return nil, err
 	}
-	// Do not use GoCommand, which rejects an old go: a cached program needs no go. Callers check go
-	// before they compile.
+	// Do not use GoCommand, which rejects an old go even if all programs are cached. The build
+	// calls it before it compiles.
 	g, err := newGoTool(r, log)
 	if err != nil {
 		return nil, fmt.Errorf("compiling %s: no go command on PATH; install Go, or get the programs by source url or file", r.Module)

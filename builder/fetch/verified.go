@@ -179,8 +179,8 @@ func (c *Cache) lockNames() (func(), error) {
 }
 
 // mark records the use of a blob in a separate file, since changing the blob's own time would
-// change the state that other sessions compare. If another user owns that file, Prune keeps the
-// blob.
+// change the state that other sessions compare. If another user owns that file, mark cannot change
+// it, and Prune keeps the blob until this session ends.
 func (c *Cache) mark(sha string) {
 	path, at := c.markPath(sha), c.markTime()
 	if err := os.Chtimes(path, time.Time{}, at); !errors.Is(err, fs.ErrNotExist) {

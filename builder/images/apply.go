@@ -63,9 +63,9 @@ func newDir(mtime time.Time) *entry {
 	}
 }
 
-// applyLayer unpacks the uncompressed layer r on top of parent, or nil for a first layer. Entries
-// refer to ranges of the blob instead of copying file contents. date is the time of directories
-// that the layer does not contain.
+// applyLayer unpacks the uncompressed layer r on top of parent, which is nil for the first layer.
+// Entries refer to ranges of the blob instead of copying file contents. date is the time of
+// directories that the layer does not contain.
 func applyLayer(ctx context.Context, c *fetch.Cache, r *io.SectionReader, blob string, parent *snapshot, date time.Time, limit *budget) (*snapshot, error) {
 	s := &snapshot{parent: parent, blob: blob, root: newDir(date), budget: limit}
 	// tar.Reader reads single blocks and skips contents by seeking. Therefore, after Next, r is at
@@ -156,7 +156,7 @@ func (s *snapshot) add(ctx context.Context, c *fetch.Cache, tr *tar.Reader, h *t
 	return nil
 }
 
-// newEntry returns the entry for a header. It replaces the entry old, which may be nil.
+// newEntry returns the entry for a header, which takes the place of the entry old. old may be nil.
 func (s *snapshot) newEntry(ctx context.Context, c *fetch.Cache, tr *tar.Reader, h *tar.Header, off int64, old *entry, date time.Time) (*entry, error) {
 	special := func(mode uint32) *entry {
 		return &entry{Inode: &tree.Inode{Mode: mode, Major: uint32(h.Devmajor), Minor: uint32(h.Devminor)}}
@@ -284,8 +284,8 @@ type whiteout struct {
 	uid, gid  uint32
 }
 
-// applyWhiteouts applies the layer's whiteouts, parents first. It runs after all entries were
-// added, so that their order does not matter.
+// applyWhiteouts applies the layer's whiteouts: the opaque ones first, and parents before children.
+// It runs after all entries were added, so that their order does not matter.
 func (s *snapshot) applyWhiteouts(date time.Time) error {
 	slices.SortFunc(s.whiteouts, func(a, b whiteout) int {
 		if a.opaque != b.opaque {

@@ -100,7 +100,7 @@ func (b *budget) hole(size int64) error {
 // sizeLimit limits the uncompressed size of a layer, and of all layers of its image.
 type sizeLimit struct {
 	layer int64
-	image *atomic.Int64 // bytes that the image's other layers may have
+	image *atomic.Int64 // bytes that the image's layers may still have
 }
 
 func newSizeLimit(o *Options) sizeLimit {

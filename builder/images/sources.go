@@ -9,7 +9,7 @@ import (
 	"github.com/edgebake/edgebake/configs"
 )
 
-// sources opens each layout, archive and registry only once.
+// sources opens each layout and archive only once, and one source for all registries.
 type sources struct {
 	cache   *fetch.Cache
 	options *Options
@@ -25,7 +25,7 @@ func newSources(c *fetch.Cache, o *Options) *sources {
 }
 
 func (s *sources) get(ctx context.Context, img configs.ContainerImage) (source, error) {
-	// Images from the same layout, archive or registry share a source.
+	// Images from the same layout or archive share a source. All images from registries share one.
 	key := configs.ContainerImage{Layout: img.Layout, Archive: img.Archive}
 	s.mu.Lock()
 	open := s.open[key]

@@ -195,7 +195,7 @@ func (o Options) files(in ondisk.Install) (map[string]member, error) {
 		for _, ending := range []string{"", ".xz", ".zst", ".gz"} {
 			b, err := p.SystemFile(dir + m + ending)
 			if errors.Is(err, fs.ErrNotExist) {
-				continue // built into the kernel
+				continue // has another ending, or is built into the kernel
 			}
 			if err != nil {
 				return nil, err

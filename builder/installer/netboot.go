@@ -14,8 +14,8 @@ import (
 )
 
 // Netboot writes the files for UEFI HTTP boot to dir and replaces existing files. The firmware
-// downloads the first file into memory and boots it: a disk with only the EFI system partition. The
-// other file is the image, which the installer reads from url.
+// downloads boot.img, a disk with only the EFI system partition, into memory and boots it. The
+// installer reads the other file, the image, from url.
 func Netboot(ctx context.Context, dir, url string, o Options, progress func(done, total int64)) error {
 	o.Install.URL = url
 	ps, err := o.parts()

@@ -14,7 +14,7 @@ import (
 )
 
 // A flashed disk has its own GUIDs, so flashing edits the boot entries on the ESP, the only files
-// that refer to partitions by GUID (docs/decisions/0014). The golden digest covers the entries as
+// that refer to partitions by GUID (docs/decisions/0019). The golden digest covers the entries as
 // built; image.json has the GUIDs to revert the edits.
 
 // edit replaces bytes at an offset of the disk or file with other bytes of the same length.

@@ -184,7 +184,7 @@ func (s localChunks) has(sum [32]byte) bool { return s[sum] }
 func (s localChunks) add(m *Image, label string, size int64) error {
 	p, err := m.partition(label)
 	if err != nil {
-		return nil // without a second root, the machine accepts no updates
+		return nil // the machine has no chunks of this partition
 	}
 	read := func(b []byte, off int64) (bool, error) {
 		_, zero, err := m.chunk(b, p.Start+off, int64(len(b)))

@@ -144,7 +144,8 @@ func (l *Lock) Pinned(name string, in Input) (string, bool) {
 }
 
 func sameOrigin(a, b Input) bool {
-	// A lock does not record from which file edgebake's own programs came.
+	// edgebake's own programs may come from another file than when the lock was made: their digests
+	// pin them.
 	sameFile := a.File == b.File || a.Make == "agent"
 	return a.Make == b.Make && slices.Equal(a.Fetch, b.Fetch) && sameFile && compact(a.Recipe) == compact(b.Recipe)
 }
