@@ -23,6 +23,7 @@ chmod 755 "$tmp" ${memory:+"$memory"} # some tests run programs as another user
 load=()
 child=
 end() {
+	trap '' INT TERM HUP # a second signal must not end this function
 	kill "${load[@]}" 2>/dev/null || true
 	[ -z "$child" ] || kill -KILL -- "-$child" 2>/dev/null || true
 	chmod -R u+w "$tmp" ${memory:+"$memory"}

@@ -14,6 +14,7 @@ child=
 finish() {
 	local status=$?
 	trap - EXIT
+	trap '' INT TERM HUP # a second signal must not end this function
 	if [ -n "$child" ]; then # interrupted
 		kill -TERM -- "-$child" 2>/dev/null || true
 		for _ in {1..300}; do

@@ -9,6 +9,7 @@ gib=$((1 << 20)) # in KiB
 files=
 child=
 end() {
+	trap '' INT TERM HUP # a second signal must not end this function
 	[ -z "$child" ] || { kill -TERM "$child" && wait "$child"; } 2>/dev/null || true
 	[ -z "$files" ] || { chmod -R u+rwX "$files" && rm -rf "$files"; } 2>/dev/null || rm -rf "$files"
 }

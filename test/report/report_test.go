@@ -2,10 +2,13 @@ package main
 
 import (
 	"fmt"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -72,5 +75,50 @@ func TestEndChildren(t *testing.T) {
 	if err := syscall.Kill(pid, 0); err == nil {
 		t.Errorf("process %d still runs", pid)
 		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
+}
+
+// TestInterruptedTwice sends signals to unit.sh until it ends. A second signal, which make sends too,
+// must not end the removal of the tests' files.
+func TestInterruptedTwice(t *testing.T) {
+	script, err := filepath.Abs("../unit.sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	module, files := t.TempDir(), t.TempDir()
+	for name, text := range map[string]string{
+		"go.mod":    "module example.com/x\n\ngo 1.24\n",
+		"x_test.go": "package x\n\nimport (\n\t\"os\"\n\t\"testing\"\n\t\"time\"\n)\n\nfunc TestSleeps(t *testing.T) {\n\tos.WriteFile(os.TempDir()+\"/began\", nil, 0o600)\n\ttime.Sleep(time.Minute)\n}\n",
+	} {
+		if err := os.WriteFile(filepath.Join(module, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd := exec.Command(script, "-vet=off", ".")
+	cmd.Dir = module
+	cmd.Env = append(os.Environ(), "TMPDIR="+files, "PWD="+module, "CGO_ENABLED=0")
+	cmd.Stdout, cmd.Stderr = t.Output(), t.Output()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	began := func() bool {
+		found, _ := filepath.Glob(filepath.Join(files, "*", "began"))
+		return len(found) > 0
+	}
+	for end := time.Now().Add(5 * time.Minute); !began(); time.Sleep(10 * time.Millisecond) {
+		if len(ended) > 0 || time.Now().After(end) {
+			_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+			t.Fatal("the test in the module has not begun")
+		}
+	}
+	for len(ended) == 0 {
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		time.Sleep(time.Millisecond)
+	}
+	if left, _ := os.ReadDir(files); len(left) > 0 {
+		t.Errorf("unit.sh left %s", left[0].Name())
 	}
 }
