@@ -208,7 +208,7 @@ func (c *Client) explain(doing string, err error) error {
 	case apierrors.IsForbidden(err):
 		text = fmt.Sprintf("the kubeconfig's user has no permission: %v", err)
 	case errors.As(err, &unknown), errors.As(err, &host), errors.As(err, &invalid):
-		// The error quotes the names of an untrusted certificate.
+		// The error quotes names from an untrusted certificate: shorten them, without control characters.
 		text = fmt.Sprintf("verifying the certificate of %s: %s; the kubeconfig belongs to another cluster, or the address to another server",
 			c.Server(), printable.Short(err.Error(), 300))
 	case errors.As(err, &network), errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):

@@ -11,7 +11,8 @@ import (
 	"github.com/edgebake/edgebake/firstboot/kubeapi"
 )
 
-// adminWarning is the remaining validity at which an operator's certificate is reported.
+// adminWarning is the remaining validity at which the certificates in the operator's kubeconfig are
+// reported.
 const adminWarning = 60 * 24 * time.Hour
 
 // ExpiryChecks checks when the cluster's CA and the operator's kubeconfig expire. Machines do not

@@ -19,8 +19,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// TestExpiryChecks checks that the CA is reported in its last two years, the operator's certificate in
-// its last months.
+// TestExpiryChecks checks that the CA is reported in its last two years, and the operator's
+// certificate in its last 60 days.
 func TestExpiryChecks(t *testing.T) {
 	now := time.Date(2026, 11, 26, 0, 0, 0, 0, time.UTC)
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

@@ -34,7 +34,7 @@ type PreflightOptions struct {
 	// Client is used for checks that need a kubeconfig; nil: these checks are skipped.
 	Client *Client
 	Now    time.Time
-	// ShipWithin is the time until the machines will be switched on.
+	// ShipWithin is the time, counted from Now, until the last machine is switched on.
 	ShipWithin time.Duration
 	// Kubelet is the version of kubelet in the image; empty: unknown.
 	Kubelet string
@@ -327,7 +327,7 @@ func (p *preflight) token(ctx context.Context, s PreflightSite) {
 		return
 	}
 	if p.Client == nil {
-		// Discovery verifies an API server and sends it the token.
+		// Discovery sends the token to an API server, after it has verified the server.
 		if _, err := p.clientFor(ctx, s.Site); notThisToken(err) {
 			p.fail(name, "", describeError(err), fix)
 			return

@@ -33,7 +33,7 @@ import (
 // every token that it receives.
 type impostor struct {
 	kubeconfig, id, secret string
-	// stuck lists paths that the server never answers.
+	// stuck is the prefix of the paths for which the server never sends an answer; "": none.
 	stuck string
 	// version is the answer at /version.
 	version string

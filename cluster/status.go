@@ -20,7 +20,7 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// Site is the status of a node, or of a token that was made for one.
+// Site is the status of a node, or of a machine that is expected to become one.
 type Site struct {
 	Node  string `json:"node"`
 	State string `json:"state"` // one of the states below
@@ -35,12 +35,13 @@ const (
 	Waiting  = "waiting"  // there is a token, but no node
 	Booting  = "booting"  // the machine reports that first boot runs
 	Failed   = "failed"   // the machine reports that first boot failed
-	Joining  = "joining"  // its certificate waits for approval
-	NotReady = "notReady" // it has joined, but is not Ready
+	Joining  = "joining"  // the machine's certificate request waits for approval
+	NotReady = "notReady" // the machine has joined, but its Node is not Ready
 	Ready    = "ready"
 )
 
-// Status returns the status of each node, and of each token that was made for one.
+// Status returns the status of each node, and of each machine that has not joined yet but for which
+// there is a token or a pending certificate request.
 func (c *Client) Status(ctx context.Context, now time.Time) ([]Site, error) {
 	all, err := c.list(ctx, nodes, "", metav1.ListOptions{})
 	if err != nil {

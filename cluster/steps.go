@@ -9,12 +9,12 @@ import (
 )
 
 // On a cluster that edgebake did not build, a person has to change certificates and static pods.
-// The functions in this file return the commands. The first command edits kubeadm-config, so that
+// The Step functions below return the commands. The first command edits kubeadm-config, so that
 // the next `kubeadm upgrade` keeps the change. The commands for each node keep the former files.
 
 // onEachControlPlaneNode returns commands that run one kubeadm phase with the configuration in
-// kubeadm-config. They first move the files in kept to a backup directory, because the phase
-// creates them again.
+// kubeadm-config. They first move the files in kept to a backup directory, so that the phase
+// creates new ones.
 func onEachControlPlaneNode(phase string, kept ...string) string {
 	return strings.Join([]string{
 		"Then, on each control-plane node, one after the other: kubectl --kubeconfig /etc/kubernetes/admin.conf -n kube-system get configmap kubeadm-config -o jsonpath='{.data.ClusterConfiguration}' > /root/kubeadm.yaml",

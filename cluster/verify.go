@@ -34,7 +34,7 @@ func (c *Client) Verify(ctx context.Context, w PrepareOptions, endpoint string) 
 	if err != nil {
 		return nil, err
 	}
-	if version == "" { // continue: the other checks are still useful
+	if version == "" { // Without OpenYurt, verify at least the objects that native nodes need.
 		for _, name := range slices.Sorted(maps.Keys(w.Pools)) {
 			add("node pool "+name, CheckFailed, "there is no CRD "+openyurt.PoolCRD, openyurt.InstallManager)
 		}
@@ -222,7 +222,7 @@ const managerLabel = "component=kube-controller-manager"
 // manager is a cluster's yurt-manager Deployment, which approves yurthubs' certificates.
 type manager struct {
 	deployment *unstructured.Unstructured // nil: not found
-	lacks, fix string                     // reason and fix, if it does not approve them
+	lacks, fix string                     // why it does not approve the certificates, and the fix; empty if it does
 }
 
 // manager finds the cluster's yurt-manager Deployment.
@@ -254,8 +254,8 @@ func (c *Client) managerChecks(ctx context.Context) ([]Check, error) {
 	}
 	ready := Check{Name: openyurt.Manager + " runs (it approves yurthub's certificates)", State: CheckOK, Detail: m.lacks, Fix: m.fix}
 	if m.deployment == nil {
-		// This is not a failure here: the Deployment may have another name, or the cluster may get
-		// no edge nodes. In preflight it is a failure, because a machine would wait for it.
+		// A missing Deployment is not a failure here: it may have another name, or the cluster may
+		// get no edge nodes. In preflight it is a failure, because a machine would wait for it.
 		ready.State = CheckUnknown
 		return append(out, ready), nil
 	}

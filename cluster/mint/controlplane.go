@@ -42,12 +42,12 @@ func ControlPlaneSites(dir string, id sealed.Identity, now time.Time) ([]NodeSit
 	return out, errors.Join(errs...)
 }
 
-// Requests are the operator's requests about lost control-plane nodes.
+// Requests are the operator's requests about lost control-plane nodes and late bootstrapping.
 type Requests struct {
 	Absent       []string // nodes that never started
 	ContinueFrom string   // node with whose data the cluster continues
 	Restore      string   // SHA-256 of a snapshot that ContinueFrom starts with instead of its data
-	// RequestedAt is the time of the request to continue. A machine carries out each request once.
+	// RequestedAt is the time of the ContinueFrom request. A machine carries out each request once.
 	RequestedAt time.Time
 	// Bootstrap is the end of the period in which etcd may start empty; zero: as recorded in the
 	// directory.
@@ -154,7 +154,7 @@ func RenewTokens(dir string, id sealed.Identity, now time.Time) ([]string, error
 	return renewed, o.record.write(dir)
 }
 
-// RequestTime returns the time of a new request to continue. It is always later than that of the
+// RequestTime returns the time of a new ContinueFrom request. It is always later than that of the
 // last request, because machines ignore requests that are not newer.
 func (r *Record) RequestTime(now time.Time) time.Time {
 	now = now.UTC().Truncate(time.Second)
@@ -164,7 +164,7 @@ func (r *Record) RequestTime(now time.Time) time.Time {
 	return now
 }
 
-// saveRequestTime records the time of a request to continue.
+// saveRequestTime records the time of a ContinueFrom request.
 func saveRequestTime(dir string, requested time.Time) error {
 	dir, held, err := hold(dir)
 	if err != nil {

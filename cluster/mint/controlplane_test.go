@@ -32,8 +32,8 @@ kind: InitConfiguration
 nodeRegistration: {taints: [], kubeletExtraArgs: [{name: v, value: "3"}]}
 `
 
-// TestPatienceOfProbes checks that a control plane that starts slowly is not killed: startup probes
-// have a longer timeout than kubeadm's default, unless the Cluster sets one.
+// TestPatienceOfProbes checks that timeouts in the Cluster's kubeadm documents take precedence over
+// edgebake's timeout for startup probes, 20 minutes.
 func TestPatienceOfProbes(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
 	doc := strings.Replace(threeMasters, "nodeRegistration: {", "timeouts: {controlPlaneComponentHealthCheck: 7m0s, tlsBootstrap: 3m0s}\nnodeRegistration: {", 1)
@@ -50,8 +50,9 @@ func TestPatienceOfProbes(t *testing.T) {
 	}
 }
 
-// TestDualStackMasters checks that a control-plane node with static addresses of both families
-// registers both, and API servers' certificates have both. etcd and the API server use only one.
+// TestDualStackMasters checks that a control-plane node registers an IPv6 address, and certificates
+// have it, only in a dual-stack cluster and only if the address is on the interface with the node's
+// IPv4 address. etcd and the API server always use IPv4.
 func TestDualStackMasters(t *testing.T) {
 	const networks = "podCIDRs: [10.244.0.0/16, \"fd00:10:244::/56\"]\nserviceCIDRs: [10.96.0.0/16, \"fd00:10:96::/112\"]\n"
 	for name, tt := range map[string]struct {

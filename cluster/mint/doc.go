@@ -7,8 +7,8 @@
 //
 // Invariants:
 //   - The directory appears complete or not at all. Files added later appear one by one,
-//     each complete. No key is ever replaced. A CA's certificate that expires soon is
-//     issued again with the same key.
+//     each complete. No key of a CA or of the service accounts is ever replaced: a CA's
+//     certificate that expires soon is issued again with the same key.
 //   - The directory belongs to one cluster forever. Each run compares the fields that
 //     identify the cluster; a difference is an error.
 //   - Only its owner can read the directory. With recipients, its secrets are

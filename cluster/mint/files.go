@@ -102,8 +102,8 @@ func lock(dir string) (*os.File, error) {
 		f.Close()
 		return nil, fmt.Errorf("%s is in use by another edgebake process; wait until it has ended", dir)
 	}
-	// While we waited, the previous holder of the lock may have renamed the directory, so that the
-	// path now names another directory or none.
+	// Between opening and locking, another process may have renamed the directory, so that the path
+	// now names another directory or none.
 	held, err := f.Stat()
 	if err != nil {
 		f.Close()

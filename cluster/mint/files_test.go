@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestNewMintingOfSomebodyElse checks a parent directory in which others can write: a link or a
-// directory that another user made at the temporary path is not touched.
+// TestNewMintingOfSomebodyElse checks a parent directory in which others can write: if another user
+// made a link or a file at the path of the temporary directory, minting fails and changes nothing.
 func TestNewMintingOfSomebodyElse(t *testing.T) {
 	for name, tt := range map[string]struct {
 		plant func(t *testing.T, victim, work string)
@@ -73,7 +73,7 @@ func TestWritingToAFullDisk(t *testing.T) {
 	if want := "writing shops/pki/ca.key: no space left on device; free some space and run the command again"; err.Error() != want {
 		t.Errorf("%v, want %s", err, want)
 	}
-	// An existing file at the directory's path stays, and no other file is left next to it.
+	// A file in place of the parent directory stays, and no other file is left next to it.
 	parent := t.TempDir()
 	if err := os.WriteFile(filepath.Join(parent, "shops"), nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -86,8 +86,8 @@ func TestWritingToAFullDisk(t *testing.T) {
 	}
 }
 
-// TestLockFollowsNoLink checks that lock does not follow a symbolic link, even if the link replaces
-// the directory during the call.
+// TestLockFollowsNoLink checks that lock does not follow a symbolic link, which may have replaced
+// the directory since hold resolved its path.
 func TestLockFollowsNoLink(t *testing.T) {
 	link := filepath.Join(t.TempDir(), "link")
 	if err := os.Symlink(t.TempDir(), link); err != nil {

@@ -60,7 +60,7 @@ type Record struct {
 	// Bootstraps are the periods in which the cluster may be bootstrapped, latest last. They are
 	// also in the control-plane nodes' Sites.
 	Bootstraps []Bootstrap `json:"births,omitempty"`
-	// RequestedAt is the time of the last request to continue.
+	// RequestedAt is the time of the last ContinueFrom request; zero if there was none.
 	RequestedAt time.Time `json:"said,omitzero"`
 	// AdminUntil is when admin.conf expires.
 	AdminUntil time.Time `json:"adminUntil,omitzero"`
@@ -324,7 +324,7 @@ func drawToken(taken []Token, draw func() (id, secret string)) (id, secret strin
 	}
 }
 
-// tokenFor makes a node's token, and the Secret with it for the cluster.
+// tokenFor makes a node's token. It returns the token, and the YAML of its Secret in the cluster.
 func tokenFor(node string, life time.Duration, now time.Time, taken []Token) (Token, []byte, error) {
 	id, secret := drawToken(taken, kubeapi.NewToken)
 	t := Token{Node: node, ID: id, Expires: now.Add(life).UTC().Truncate(time.Second)}
@@ -458,7 +458,8 @@ func addTokens(dir string, record *Record, c *clusterdoc.File, now time.Time, ch
 	return nil
 }
 
-// sameCluster rejects the document of another cluster, and changes of the fields in Fixed.
+// sameCluster rejects the document of another cluster, changes of the fields in Fixed, and an older
+// version of Kubernetes.
 func sameCluster(dir string, record *Record, c *clusterdoc.File) error {
 	now := fixed(c)
 	if now.Name != record.Fixed.Name {
@@ -546,8 +547,9 @@ func complete(dir string, r *Record) error {
 	return pairs(dir)
 }
 
-// pairs checks that each CA's key belongs to its certificate. Encrypted keys are not checked,
-// because not every user of a directory can decrypt them.
+// pairs checks that each CA's key belongs to its certificate, and the service accounts' private key
+// to their public one. It cannot check encrypted keys, which not every user of a directory can
+// decrypt.
 func pairs(dir string) error {
 	var errs []error
 	for _, ca := range configs.ClusterCAs() {

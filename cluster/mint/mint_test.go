@@ -123,8 +123,8 @@ func TestNewAgain(t *testing.T) {
 	}
 }
 
-// TestNewRefuses checks that a document of another cluster, or with changes of fixed fields, is
-// rejected.
+// TestNewRefuses checks that a document is rejected if it is of another cluster, changes a fixed
+// field or has an older version of Kubernetes.
 func TestNewRefuses(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
 	mustNew(t, dir, document)
@@ -157,7 +157,8 @@ func TestNewRefuses(t *testing.T) {
 	mustNew(t, dir, strings.Replace(document, "[{name: m1, address: 192.168.7.11}, {name: m2, address: 192.168.7.12},", "[{name: m2, address: 192.168.7.12}, {name: m1, address: 192.168.7.11},", 1))
 }
 
-// TestNewDirectory checks that a directory that was not minted, or was changed since, is rejected.
+// TestNewDirectory checks that a directory is rejected if it was not minted, was changed since, or
+// is in use.
 func TestNewDirectory(t *testing.T) {
 	// Keep the file reachable: if the garbage collector closed it, it would be unlocked.
 	var held *os.File

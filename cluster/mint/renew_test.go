@@ -120,8 +120,8 @@ func TestRenew(t *testing.T) {
 	}
 }
 
-// TestRenewByAClockThatWasAhead checks that certificates that start in the future are made again by
-// the next run with a correct clock.
+// TestRenewByAClockThatWasAhead checks that the certificates renewed by a computer whose clock is
+// years ahead are made again by the next run with a correct clock.
 func TestRenewByAClockThatWasAhead(t *testing.T) {
 	all := []string{"pki/ca.crt", "pki/etcd/ca.crt", "pki/front-proxy-ca.crt", "admin.conf"}
 	for _, years := range []int{1, 9} {

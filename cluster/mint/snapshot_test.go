@@ -13,7 +13,7 @@ import (
 )
 
 // TestReadSnapshot checks that a file that is not a snapshot is rejected, so that no Site names it.
-// A snapshot of another cluster is recognized, wherever in the file its CA is.
+// A snapshot counts as the cluster's own if it contains the cluster's CA anywhere.
 func TestReadSnapshot(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
 	if _, err := newOf(dir, threeMasters, Options{Now: now()}); err != nil {

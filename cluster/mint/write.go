@@ -46,8 +46,8 @@ type WrittenSites struct {
 // a token.
 type FormerSite struct{ File, Node string }
 
-// WriteSites writes the Site of each node of the cluster minted into dir. If it returns an error,
-// the result describes everything done before the error.
+// WriteSites writes the Site of each node of the cluster minted into dir. The result is never nil:
+// with an error, it lists, for example, the workers whose tokens were already renewed.
 func WriteSites(dir string, o SitesOptions) (*WrittenSites, error) {
 	w := new(WrittenSites)
 	record, err := Load(dir)
@@ -143,7 +143,7 @@ func (o *SitesOptions) masters(dir string, w *WrittenSites, requested time.Time)
 type siteFile struct {
 	path      string
 	text      []byte
-	bootstrap bool // set for a control-plane node; recorded in the minted directory before the file is written
+	bootstrap bool // set for a control-plane node, whose requests are recorded before the file is written
 }
 
 // begin writes the file under a temporary name; Commit renames it.

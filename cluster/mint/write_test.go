@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// TestWordsAreLater checks that each request to continue has a later time than the one before it,
-// even if the clock was ahead then.
+// TestWordsAreLater checks that each --continue-from request has a later time than the previous one,
+// even if the clock was ahead at that time.
 func TestWordsAreLater(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
 	if _, err := newOf(dir, threeMasters, Options{Now: now()}); err != nil {

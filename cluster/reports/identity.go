@@ -97,7 +97,7 @@ func LoadIdentity(dir string, names []string, now time.Time) (*Identity, error) 
 	return id, nil
 }
 
-// Names returns the names and addresses in the certificate, in the order in which they were given.
+// Names returns the names in the certificate, then its addresses.
 func Names(id *Identity) []string {
 	leaf := id.Certificate.Leaf
 	names := append([]string(nil), leaf.DNSNames...)
@@ -128,7 +128,7 @@ func mint(at func(string) string, names []string, now time.Time) error {
 		// Start earlier, for machines whose clock is behind.
 		NotBefore: now.Add(-24 * time.Hour), NotAfter: now.Add(lifetime),
 		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-		// The certificate is its own CA and, by its constraints, cannot sign any other.
+		// The certificate is its own CA. MaxPathLenZero forbids any CA below it.
 		BasicConstraintsValid: true, IsCA: true, MaxPathLenZero: true,
 	}
 	for _, name := range names {

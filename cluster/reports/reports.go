@@ -3,8 +3,9 @@
 //
 // A Site written by `edgebake cluster sites` has its own URL, which accepts only its machine's
 // name. Sites written by hand share the common URL. Anyone who knows that URL can send a report
-// about any machine, so these reports may use only a part of the space. The size of every report is
-// limited. A report is stored as data and shown as text, and never causes an action.
+// about any machine that has not used its own URL, so these reports may use only a part of the
+// space. The size of every report is limited. A report is stored as data and shown as text, and
+// never causes an action.
 package reports
 
 import (

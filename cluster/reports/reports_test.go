@@ -205,8 +205,8 @@ func TestIdentity(t *testing.T) {
 	if c, err := LoadIdentity(dir, []string{"reports.example"}, noon); err != nil || c.PEM == a.PEM {
 		t.Errorf("after an interruption: %v", err)
 	}
-	// A directory from a version without a URL for each machine lacks the secret for these URLs. It is
-	// added.
+	// A directory from a version without a URL for each machine lacks the secret for these URLs, which
+	// is then added.
 	if err := os.Remove(filepath.Join(dir, secretFile)); err != nil {
 		t.Fatal(err)
 	}
@@ -287,7 +287,7 @@ func TestPageOrder(t *testing.T) {
 	}
 }
 
-// TestFilesOfOthers checks that files in the directory that are not reports are not touched.
+// TestFilesOfOthers checks that files in the directory that are not reports are ignored.
 func TestFilesOfOthers(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{"a.json": "{", "b.json": `{"state":{"node":"c","result":"done"}}`, "notes.txt": "x"} {
@@ -417,7 +417,7 @@ func TestOwnURL(t *testing.T) {
 			t.Fatalf("%d %s", code, text)
 		}
 	}
-	for i := invented; i < MaxNodes; i++ { // as if sent from many addresses to an earlier version without this limit
+	for i := invented; i < MaxNodes; i++ { // as if sent from many addresses to an earlier version, which had no limit for the common URL
 		s.all[fmt.Sprintf("invented-%d", i)] = Report{State: state("invented", ondisk.ResultDone), Ready: true, Received: at}
 	}
 	if code, text := send(t, h, "/secret", encode(t, state("by-hand", ondisk.ResultRunning))); code != http.StatusInsufficientStorage || !strings.Contains(text, "report.key") {
@@ -436,14 +436,15 @@ func TestOwnURL(t *testing.T) {
 	if code, text := send(t, h, "/secret", encode(t, state("shop-1", ondisk.ResultDone))); code != http.StatusForbidden || !strings.Contains(text, "its own URL") {
 		t.Errorf("the common URL accepted a report in the name of shop-1: %d %s", code, text)
 	}
-	if all := s.All(); len(all) != invented || all[len(all)-1].Reason != waits.Waiting { // the first one was removed
+	if all := s.All(); len(all) != invented || all[len(all)-1].Reason != waits.Waiting { // invented-0 was removed to make room for shop-1
 		t.Errorf("%d machines: %+v", len(all), all[len(all)-1])
 	}
-	// A machine that has reported to the common URL gets its own URL.
+	// A machine that has reported to the common URL gets its own URL. It does not count as Ready,
+	// because its earlier reports may be invented.
 	if code, text := send(t, h, clusterdoc.ReportPath(identity.Key, "invented-7"), encode(t, state("invented-7", ondisk.ResultRunning))); code != http.StatusNoContent || s.all["invented-7"].Ready {
 		t.Errorf("%d %s, %+v", code, text, s.all["invented-7"])
 	}
-	// A machine that was Ready is removed too, if it has sent no report for a month.
+	// A machine that was Ready is removed too if it has sent no report for a month (expiry).
 	for i := range maxCommon {
 		s.all[fmt.Sprintf("old-%d", i)] = Report{State: state("old", ondisk.ResultDone), Ready: true, Received: at}
 	}

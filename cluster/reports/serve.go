@@ -61,8 +61,8 @@ func (s *Store) Serve(ctx context.Context, id *Identity, receiver, page net.List
 	return ctx.Err()
 }
 
-// Lines returns the lines of YAML that make machines report to the receiver at addr: one text for
-// the Cluster, one for Sites written by hand.
+// Lines returns the lines of YAML that make machines report to the receiver at addr: cluster is the
+// Cluster's field report; site is the url that replaces url and key in Sites written by hand.
 func (id *Identity) Lines(addr net.Addr) (cluster, site string) {
 	_, port, _ := net.SplitHostPort(addr.String())
 	url := "https://" + net.JoinHostPort(Names(id)[0], port)
