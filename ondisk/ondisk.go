@@ -40,8 +40,7 @@ const (
 	// SlotClaims is a file on a stick. In it, machines record which Site of the stick's Inventory
 	// they use (slot.Claim).
 	SlotClaims = "claims.txt"
-	// SlotSize is the size of the slot in bytes. In a compressed image, the frames before and after
-	// the slot are aligned to this size.
+	// SlotSize is the size of the slot in bytes.
 	SlotSize = 16 << 20
 	// SlotCapacity is the maximum total size of the Site's files in bytes. The rest of the slot is
 	// for the reports and for the file system's own data.

@@ -34,7 +34,7 @@ type PullOptions struct {
 type Pulled struct {
 	Digest string // digest of the manifest
 	Golden string
-	Key    string // the key that signed the image, or ""
+	Key    string // ID of the key that signed the image, or ""
 	// Stored is the size of the compressed image in bytes. Had is the part of it that an earlier
 	// run had already fetched.
 	Stored, Had int64

@@ -29,8 +29,8 @@ type Descriptor struct {
 	ImageInfo []byte `json:"imageInfo"`
 }
 
-// SignedBy returns the first of the minisign public keys that verifies the image's signature. It is
-// an error if none does.
+// SignedBy returns the ID of the first of these minisign public keys that verifies the image's
+// signature. It is an error if none does.
 func (c *Descriptor) SignedBy(keys []string) (string, error) {
 	return slot.VerifyImage(ondisk.SlotInfo{Golden: c.Golden, Signature: c.Signature}, c.ImageInfo, keys)
 }

@@ -189,10 +189,10 @@ func (m *Image) matches() error {
 	return errors.Join(errs...)
 }
 
-// VerifySignature returns the minisign public key that made the image's signature. Together with
-// Verify, it proves that the owner of the key built every byte except the Site. The signature
-// covers neither the partition table nor the slot: VerifySignature checks that the table is as
-// built, that edgebake wrote the slot, and that the slot contains nothing bootable.
+// VerifySignature returns the ID of the minisign key that signed the image. Together with Verify,
+// it proves that the owner of the key built every byte except the Site. The signature covers
+// neither the partition table nor the slot: VerifySignature checks that the table is as built, that
+// edgebake wrote the slot, and that the slot contains nothing bootable.
 func (m *Image) VerifySignature(keys []string) (string, error) {
 	p, err := m.partition(ondisk.LabelSlot)
 	if err != nil {

@@ -35,9 +35,10 @@ const (
 // window is the number of bytes before the end of a chunk that determine the end.
 const window = 64
 
-// Masks of the rolling hash. A chunk shorter than Average ends where all bits of hardMask are zero, a
-// longer chunk where all bits of easyMask are zero. hardMask has log2(Average)+1 bits, easyMask
-// log2(Average)-1, so sizes are closer to Average (FastCDC's normalized chunking, level 1).
+// Masks of the rolling hash. A chunk shorter than Average ends where the hash has zeros in all bits
+// of hardMask, a longer chunk where it has zeros in all bits of easyMask. hardMask has
+// log2(Average)+1 bits, easyMask log2(Average)-1, so sizes are closer to Average (FastCDC's
+// normalized chunking, level 1).
 const (
 	bits     = 17 // log2(Average)
 	hardMask = (1<<(bits+1) - 1) << (64 - bits - 1)

@@ -185,7 +185,7 @@ func (r *Reader) next(c uint32) (uint32, error) {
 	return le.Uint32(b) & 0x0fffffff, nil
 }
 
-// maxRun is the maximum size in bytes of an extent that follow passes to fn.
+// maxRun is the size in bytes at which follow ends an extent, even if the next cluster is adjacent.
 const maxRun = 1 << 20
 
 // follow calls fn with the extents of a chain of clusters, up to size bytes, until fn returns

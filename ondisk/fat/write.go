@@ -394,7 +394,7 @@ func labelName(label string) shortName {
 
 func bootSector(g *geometry, o Options) []byte {
 	b := make([]byte, bootSize)
-	ext := 36 // offset of the fields that are common to all types
+	ext := 36 // offset of the drive number, volume ID and label; FAT32 has other fields before them
 	copy(b, []byte{0xeb, 0x3c, 0x90})
 	if g.kind == 32 {
 		ext, b[1] = 64, 0x58

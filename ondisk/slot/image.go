@@ -55,18 +55,18 @@ func sign(message []byte, what string, key minisign.PrivateKey, when time.Time) 
 		fmt.Sprintf("signature of an %s by key %X", what, key.ID()))), nil
 }
 
-// VerifyImage returns the minisign public key with which the image was signed. It does not compute
-// the golden digest of the image.
+// VerifyImage returns the ID, in hexadecimal, of the minisign public key with which the image was
+// signed. It does not compute the golden digest of the image.
 func VerifyImage(info ondisk.SlotInfo, imageInfo []byte, keys []string) (string, error) {
 	return verify(ImageMessage(info.Golden, imageInfo), info.Signature, keys)
 }
 
-// VerifyIndex returns the public key with which an encoded index of chunks was signed.
+// VerifyIndex returns the ID of the public key with which an encoded index of chunks was signed.
 func VerifyIndex(body []byte, signature string, keys []string) (string, error) {
 	return verify(IndexMessage(body), signature, keys)
 }
 
-// verify returns the public key with which a message was signed.
+// verify returns the ID, in hexadecimal, of the public key with which a message was signed.
 func verify(message []byte, signature string, keys []string) (string, error) {
 	if signature == "" {
 		return "", ErrImageUnsigned

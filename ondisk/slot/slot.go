@@ -753,7 +753,8 @@ func writeWhole(f Writer, img []byte, size int) error {
 }
 
 // coherent is a Writer that reports whether its ReadAt returns the data on the device. If it does,
-// writeZeros skips blocks of zeros, because writing all 16 MiB would take most of the time.
+// writeZeros skips blocks that are already zero, because writing all 16 MiB would take most of the
+// time.
 type coherent interface {
 	io.ReaderAt
 	Coherent() bool

@@ -167,8 +167,8 @@ func (l *Live) AddSnapshots(add []Snapshot, parents map[string]Snapshot, sequenc
 	return nil
 }
 
-// dropLeftovers removes committed snapshots that have one of the keys and are not in known. It
-// removes children first.
+// dropLeftovers removes snapshots that have one of the keys and are not in known. It removes
+// children first.
 func dropLeftovers(tx *bolt.Tx, snaps *bolt.Bucket, keys, known map[string]bool) error {
 	links := descend(tx, "v1", "parents")
 	for {

@@ -13,9 +13,9 @@ const (
 )
 
 // Flatten merges the layers of a container image into its root file system. Later layers take
-// precedence, and whiteout entries (.wh.NAME, .wh..wh..opq) remove paths. A directory replaces
-// any other file at its path, even a symbolic link to a directory. All other paths follow symbolic
-// links. Directories that are in no layer get the time now.
+// precedence, and whiteout entries (.wh.NAME, .wh..wh..opq) remove paths. A directory replaces any
+// other file at its path, even a symbolic link to a directory. All other paths follow symbolic
+// links. now is the modification time of directories that are in no layer.
 func Flatten(layers []Layer, now time.Time) ([]Node, error) {
 	m := newMerger(now)
 	m.flattening = true
