@@ -64,7 +64,7 @@ const (
 	steady = 9 * time.Second
 	// grace is the time for a person to switch the machine off.
 	grace = 10 * time.Second
-	// retry is the pause after a disk has failed.
+	// retry is the pause after an attempt has failed.
 	retry = time.Minute
 )
 
@@ -280,7 +280,8 @@ type choice struct {
 	done *foundDisk
 }
 
-// choose selects a disk by the rule. If it cannot, it returns a *waiting that lists the disks.
+// choose selects a disk by the rule. If it selects none, the error tells a person why; only if the
+// selected disk cannot be read, the error is not a *waiting.
 func (r *installation) choose(disks []foundDisk) (choice, error) {
 	switch installed, only := r.installed(disks); {
 	case len(installed) == 1 && (only || !r.c.Reinstall):
@@ -458,8 +459,8 @@ func (r *installation) write(ctx context.Context, src Source, d device.Disk, o m
 		return nil, err
 	}
 	defer f.Close()
-	// The server may have returned another slot when the slot was read before. Write verifies the
-	// image only against f.Slot.Golden, so compare that digest here.
+	// PrepareFlashFrom has read the slot again, and a server may have sent another one than for site.
+	// Write verifies the image only against f.Slot.Golden, so compare that digest here.
 	if f.Slot.Golden != r.c.Golden {
 		return nil, errForeign
 	}

@@ -227,7 +227,7 @@ const gb = 1e9
 
 // TestInstall checks that the rule's disk is installed with the Site, and that the machine powers
 // off. While the stick stays in the machine, each start must boot that disk and install nothing.
-// The same applies to another stick.
+// The same applies to another stick; with --reinstall, it installs the disk again, but only once.
 func TestInstall(t *testing.T) {
 	r := newRoom(t, siteText, 12*gb, 8*gb)
 	r.c.Disk = "smallest"
@@ -475,7 +475,8 @@ func TestDiskInTheCountdown(t *testing.T) {
 	r.untouched(r.disks[0].Path)
 }
 
-// TestDiskDies checks that no other disk is chosen if the chosen one fails while it is written.
+// TestDiskDies checks that no other disk is chosen if writing to the chosen one fails and it is gone
+// afterwards. The test truncates the image to make the write fail.
 func TestDiskDies(t *testing.T) {
 	r := newRoom(t, siteText, 7*gb, 8*gb)
 	r.c.Disk = "smallest"

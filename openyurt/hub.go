@@ -47,8 +47,7 @@ func (h Hub) release() release {
 // IsPod reports whether yurthub runs as a static pod.
 func (h Hub) IsPod() bool { return h.release().form == FormStaticPod }
 
-// Args returns yurthub's command line, without flags that the release does not have. Servers begins
-// with the server that never changes.
+// Args returns yurthub's command line, without flags that the release does not have.
 func (h Hub) Args() []string {
 	var out []string
 	give := func(name, value string) {

@@ -223,8 +223,8 @@ func TestEnv(t *testing.T) {
 	}
 }
 
-// TestUnit checks the lines that OpenYurt's own unit lacks. Without [Install], yurthub would not
-// start at boot; with the usual start limit, systemd would stop restarting it.
+// TestUnit checks the lines of the unit. Without [Install], yurthub would not start at boot; with
+// the usual start limit, systemd would stop restarting it.
 func TestUnit(t *testing.T) {
 	t.Parallel()
 	for _, want := range []string{"\n[Install]\nWantedBy=multi-user.target\n", "\nStartLimitIntervalSec=0\n", "\nRestart=always\n", "Before=kubelet.service\n",
@@ -292,8 +292,8 @@ func TestPodManifest(t *testing.T) {
 	}
 }
 
-// TestKubelet checks that kubelet is redirected with exactly the arguments that OpenYurt's
-// node-servant writes, and that it searches for to revert the redirection.
+// TestKubelet checks the arguments that redirect kubelet to yurthub. OpenYurt's node-servant writes
+// exactly the same ones and searches for them to revert. Unredirect removes nothing else.
 func TestKubelet(t *testing.T) {
 	t.Parallel()
 	if RedirectFlags != " --kubeconfig=/var/lib/openyurt/kubelet.conf --bootstrap-kubeconfig= " || !IsRedirected(RedirectFlags) || IsRedirected("--kubeconfig=/etc/kubernetes/kubelet.conf") {
@@ -411,8 +411,8 @@ func TestNeeds(t *testing.T) {
 	buckets.Extra, alone.Extra = []string{bucketsFlag}, []string{"--enable-node-pool=false"}
 	for name, c := range map[string]struct {
 		hub     Hub
-		rights  []string // paths of the required rights; awaited: those for which yurthub waits
-		awaited []string
+		rights  []string // API paths of the required rights
+		awaited []string // kinds of the objects that yurthub lists before it is ready
 		crd     string
 	}{
 		"unit": {unit(), []string{"/api/v1/namespaces/kube-system/configmaps", "/apis/apps.openyurt.io/v1beta2/nodepools", "/apis/discovery.k8s.io/v1/endpointslices"},
@@ -462,8 +462,8 @@ func TestNeeds(t *testing.T) {
 	}
 }
 
-// TestNextRelease checks that a release that renames a flag can be supported by changing two tables
-// only.
+// TestNextRelease checks that a release without some flags can be supported by changing only two
+// tables, releases and flags.
 func TestNextRelease(t *testing.T) {
 	oldReleases, oldFlags := releases, maps.Clone(flags)
 	t.Cleanup(func() { releases, flags = oldReleases, oldFlags })

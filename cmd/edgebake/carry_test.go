@@ -10,7 +10,8 @@ import (
 	"github.com/edgebake/edgebake/builder/signing"
 )
 
-// TestFleetArguments checks that the Jobs of docs/fleet.md use commands and flags that exist.
+// TestFleetArguments checks that the Jobs of docs/fleet.md use only commands, flags and environment
+// variables that exist.
 func TestFleetArguments(t *testing.T) {
 	doc, err := os.ReadFile("../../docs/fleet.md")
 	if err != nil {

@@ -71,8 +71,8 @@ func listening(t *testing.T, dir string, args ...string) *said {
 	return out
 }
 
-// TestClusterListen checks that the printed lines make a valid Site with which a machine reaches
-// the receiver, and that a browser shows the reports in a light and a dark theme.
+// TestClusterListen checks that the printed lines make a valid Cluster and a valid Site, with which
+// machines reach the receiver, and that a browser shows the reports in a light and a dark theme.
 func TestClusterListen(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "reports")
 	out := listening(t, dir, "--name", "127.0.0.1")

@@ -11,8 +11,9 @@ import (
 	"testing"
 )
 
-// TestClusterVerifyAsJSON checks that the JSON has the fields that scripts read. The test's cluster
-// has an API server, but none of the objects that nodes need.
+// TestClusterVerifyAsJSON checks that the JSON has the fields that scripts read, and when verify
+// advises other flags for kube-controller-manager. The test's cluster has an API server, but none
+// of the objects that nodes need.
 func TestClusterVerifyAsJSON(t *testing.T) {
 	c := newCLI(t)
 	rates, mask, nodes := []string{"--kube-api-qps=150", "--kube-api-qps=50"}, "--v=2", 0

@@ -55,8 +55,8 @@ func debianOf(t *testing.T, base string) {
 	t.Setenv("PATH", bin+string(os.PathListSeparator)+os.Getenv("PATH"))
 }
 
-// TestInitBuilds builds the unedited documents of init, on a base like Debian's. Only the compiler
-// is replaced by a fake.
+// TestInitBuilds builds the documents of init on a base from a fake mmdebstrap. Their only edit:
+// programs are files, so that nothing is compiled.
 func TestInitBuilds(t *testing.T) {
 	c := newCLI(t)
 	base := append(buildtest.Base(), buildtest.Entry{Header: tar.Header{Typeflag: tar.TypeReg, Name: "./etc/motd", Mode: 0o644}, Body: "Debian\n"})
@@ -91,7 +91,7 @@ func TestInitBuilds(t *testing.T) {
 }
 
 // TestExamples checks that every example of --help is a line of testdata/script/examples.txtar,
-// which runs it. test/e2e and test/cluster cover booting machines and running clusters.
+// which runs it. Examples that boot a machine, listen or use a running cluster are only parsed.
 func TestExamples(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join("testdata", "script", "examples.txtar"))
 	if err != nil {

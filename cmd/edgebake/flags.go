@@ -37,7 +37,8 @@ func isImageName(name string) bool {
 	return strings.HasSuffix(name, ".raw") || strings.HasSuffix(name, ".raw.zst")
 }
 
-// imageFirst rejects operands in the wrong order, because the image could be overwritten.
+// imageFirst rejects operands in the wrong order, because the image could be overwritten. For flash
+// it also rejects a document in place of the disk.
 func imageFirst(c *cobra.Command, a []string) error {
 	if len(a) == 2 && isImageName(a[1]) && !isImageName(a[0]) {
 		return cli.Usage(fmt.Errorf("%s is an image, and the image comes first: %s %s %s", a[1], c.CommandPath(), a[1], a[0]))

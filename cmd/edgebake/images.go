@@ -28,7 +28,7 @@ type mentionedImage struct {
 }
 
 // printMentions prints the images that are mentioned in the manifests of imagesFrom but are not
-// baked.
+// baked, and the objects that were not searched for images.
 func printMentions(w io.Writer, l images.Listing) {
 	if len(l.Mentions) > 0 {
 		fmt.Fprintln(w, "\nFound in manifests, not baked (add them to images, or to imagesIgnore):")

@@ -207,7 +207,7 @@ func (o *initFlags) fromCluster(ctx context.Context, s streams, key string) erro
 		known.Token = former
 	}
 	all := known.Documents(true, true)
-	if !good && former != "" { // init wrote the existing Site, and its token has expired
+	if !good && former != "" { // an existing Site that differs only by its invalid token counts as unedited
 		old := *known
 		old.Token = former
 		all[1].Blanks = append(all[1].Blanks, old.Site())
@@ -246,7 +246,7 @@ func (o *initFlags) fromCluster(ctx context.Context, s streams, key string) erro
 	return nil
 }
 
-// printFactHints prints hints about values that the cluster could not provide for the Image.
+// printFactHints prints hints about a missing pause image and about DaemonSets that were left out.
 func printFactHints(s streams, facts *cluster.Facts) {
 	if facts.Pause == "" {
 		s.Hint("No node of the cluster reports a pause image: set containerd.sandbox yourself (kubeadm config images list | grep pause)\n")

@@ -92,8 +92,8 @@ func (l *living) kubeconfig(c *program) {
 		"clusters: [{name: a, cluster: {insecure-skip-tls-verify: true, server: '"+l.URL+"'}}]\n")
 }
 
-// TestInitFromCluster checks that build and stamp accept the documents that init writes for a
-// running cluster.
+// TestInitFromCluster checks that the documents that init writes for a running cluster are valid,
+// and that later runs keep edited files and valid tokens.
 func TestInitFromCluster(t *testing.T) {
 	c, l := newCLI(t), newLiving(t)
 	l.kubeconfig(c)

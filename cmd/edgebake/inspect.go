@@ -80,8 +80,8 @@ the state of its slot. It prints no secret.`,
 	return c
 }
 
-// warnOfReport warns if the report next to an image belongs to another build. That happens if a
-// build is interrupted between writing the image and the report.
+// warnOfReport warns if the report next to an image is damaged or belongs to another build, as after
+// a build that was interrupted between writing the image and the report.
 func warnOfReport(s streams, image string, info *media.Info) {
 	name := outputs.Report(image)
 	raw, err := os.ReadFile(name)

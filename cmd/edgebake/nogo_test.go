@@ -34,8 +34,8 @@ func withoutGo(t *testing.T, base string) {
 	t.Setenv("PATH", bin)
 }
 
-// TestReleaseServerExample builds the guide's example of an image without Go. A server has the
-// files that the guide names.
+// TestReleaseServerExample builds the guide's example whose programs come from a mirror, without Go
+// in PATH. The test's mirror has the files that the guide names.
 func TestReleaseServerExample(t *testing.T) {
 	const example = "../../configs/examples/release-server.yaml"
 	doc, err := os.ReadFile(example)

@@ -181,7 +181,8 @@ func stampOne(c *cobra.Command, s streams, a []string, o stampFlags) error {
 	return nil
 }
 
-// stampMany stamps each Site of an Inventory onto its own copy of the image.
+// stampMany writes a stamped copy of the image, or with --slots only a slot, for each Site of an
+// Inventory.
 func stampMany(c *cobra.Command, s streams, a []string, o stampFlags) error {
 	image, document := a[0], a[1]
 	doc, err := o.Reader(s).Sites(document)
@@ -203,8 +204,8 @@ func stampMany(c *cobra.Command, s streams, a []string, o stampFlags) error {
 	return nil
 }
 
-// stampSlot writes a slot made with --slots into an image or a device. It checks that the slot
-// matches the image, because it may have been made for another one.
+// stampSlot writes a slot made with --slots into an image or a device. It checks that the image
+// supports the slot's documents, because the slot may have been made for another image.
 func stampSlot(c *cobra.Command, s streams, a []string, o stampFlags) error {
 	if o.Output != "" {
 		if err := file.NotInput("--output", o.Output, "the slot", o.slot); err != nil {

@@ -34,7 +34,7 @@ func TestInterruptedWhileWaiting(t *testing.T) {
 }
 
 // TestOneMeaningOfOutput checks that -o is either a path, for which completion offers files with
-// the right extension, or a format, for which it offers text and json.
+// the right extension or directories, or a format, for which it offers text, json and yaml.
 func TestOneMeaningOfOutput(t *testing.T) {
 	var visit func(c *cobra.Command)
 	seen := map[string][]string{}

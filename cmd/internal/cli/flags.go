@@ -256,8 +256,8 @@ func AllHere() *DefaultDocuments {
 	})}
 }
 
-// TakesDocument lets -f name the document in operand n, as in kubectl. Without operand and -f, the
-// command uses the documents found by here; if here is nil, a document is required.
+// TakesDocument lets -f name the document instead of operand n, counted from 0. Without operand and
+// -f, the command uses the documents found by here; if here is nil, a document is required.
 func TakesDocument(s console.Streams, c *cobra.Command, n int, here *DefaultDocuments) {
 	var files []string
 	usage := "the document, if it is not given as an operand"
