@@ -73,7 +73,8 @@ func (m Master) addr() (netip.AddrPort, bool) {
 type Profile struct {
 	Name string
 	// Ping is the interval between PING frames on the open connection while no program of the node
-	// uses the API server. While a program uses it, the interval is keepTick. 0 disables PINGs.
+	// uses the API server. While a program uses it, the interval is keepTick. 0 means that there
+	// are no regular PINGs.
 	Ping time.Duration
 	// Ready is the interval between requests for the probe's path. It must be below 90 s:
 	// kube-apiserver closes a connection after 90 s without requests, and a new one costs five

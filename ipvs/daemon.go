@@ -56,7 +56,8 @@ type Options struct {
 }
 
 const (
-	// verdictTime is the time after which Ready is called without all verdicts.
+	// verdictTime is how long after the delay of the first probes (see maxReadySpread) Ready is
+	// called even without all verdicts.
 	verdictTime = 3 * time.Second
 	// maxReadySpread limits the part of Spread by which Ready is delayed. With verdictTime it must
 	// stay well below TimeoutStartSec of ipvscare.service.
@@ -428,7 +429,7 @@ func (d *Daemon) kept() map[netip.AddrPort]*runningServer {
 }
 
 // apply starts, changes and stops groups so that exactly these servers are maintained. claims holds
-// the locks of the new ones. If apply fails, nothing has changed.
+// the locks of the new ones. If apply fails, no group has changed.
 func (d *Daemon) apply(ctx context.Context, servers []Server, claims map[netip.AddrPort]claimedServer) error {
 	// First, so that no group takes the new names for former ones and removes their lines.
 	restore := d.configure(servers)

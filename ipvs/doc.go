@@ -10,7 +10,7 @@
 //   - Package probe sends requests to one API server.
 //   - health computes the state of an API server from the outcomes of probes.
 //   - A watcher per API server holds one HTTP/2 connection and probes over it.
-//   - The reconciler makes the kernel's table match; only its goroutine uses the
+//   - The reconciler makes the kernel's table match these states; only its goroutine uses the
 //     [kernel.Kernel]. It reverts changes by other programs within a second.
 //   - [Daemon] connects these parts and applies changes of its files.
 //

@@ -452,8 +452,8 @@ type IPVSVirtual struct {
 	// empty.
 	Host      string `json:"host,omitempty"`
 	Scheduler string `json:"scheduler,omitempty"` // rr (default), wrr, lc, wlc, sh, dh
-	// CAFile is the CA that verifies the API servers. Until the file exists, the health check only
-	// opens a TCP connection.
+	// CAFile is the CA that verifies the API servers. Until the file exists, the health check
+	// verifies no certificate.
 	CAFile    string `json:"caFile,omitempty"`
 	ProbePath string `json:"probePath,omitempty"` // default /readyz
 	Profile   string `json:"profile,omitempty"`   // lan (default) | metered

@@ -111,8 +111,8 @@ var enabled = []struct{ unit, target string }{
 	{"fstrim.timer", "timers.target"},
 }
 
-// masked lists units that must not start: the packages of a machine are never updated in place,
-// and nobody is there to answer systemd-firstboot.
+// masked lists units that must not start, for example those of apt and dpkg, because the packages of
+// a machine are never updated in place, and systemd-firstboot, because nobody is there to answer it.
 var masked = []string{
 	"apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer",
 	"e2scrub_all.timer", "e2scrub_reap.service", "grub-common.service",

@@ -9,7 +9,7 @@ type Outcome int
 const (
 	OK       Outcome = iota // ready
 	Guarded                 // 401, 403 or 429: alive, but rejects the request
-	TCPOnly                 // accepts connections; its CA is not known yet, so TLS is not tried
+	TCPOnly                 // accepts connections, but does not speak TLS; accepted while no CA is known
 	SkewedOK                // ready; the certificate is not valid according to this node's clock, which is probably wrong
 	leastBad
 	Draining    // reports that it is shutting down

@@ -2,6 +2,6 @@
 // operating system, kubeadm's JoinConfiguration, the configuration of ipvscare, and lines of
 // /etc/hosts. `edgebake render` prints them, and firstboot applies them on the machine.
 //
-// All functions are pure: they read no file, clock or network. The Site must be the result of
-// configs.ParseSite.
+// No function reads the clock or the network. The only files read are those of an image, through
+// [Root]. The Site must be the result of configs.ParseSite.
 package siteconf
