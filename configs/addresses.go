@@ -42,8 +42,8 @@ func (n *Network) UsesDHCP() bool {
 	return len(n.Interfaces) == 0
 }
 
-// validateVIPUse reports each field whose address is the VIP, and a VIP inside a network of the
-// machine.
+// validateVIPUse reports each field whose address is the VIP or, if there is none, a VIP inside a
+// network of the machine.
 func (s *Site) validateVIPUse(probs *Problems) {
 	if !s.vipTaken(probs) {
 		s.vipInNetwork("", probs)

@@ -246,7 +246,7 @@ func TestEncode(t *testing.T) {
 	}
 }
 
-// TestSecretsStayHidden prints a Site with every function of Go that prints values.
+// TestSecretsStayHidden prints a Site as text, JSON and YAML, and logs it.
 func TestSecretsStayHidden(t *testing.T) {
 	const secret = "s3cretS3CRETs3cret"
 	site := new(Site)

@@ -32,8 +32,9 @@ func (n *Network) GivesDefaultRoute(v4 bool) bool {
 // advertisements.
 func (a Addressing) learns(v4 bool) bool { return a.DHCP || a.AcceptRA && !v4 }
 
-// NeedsRoute reports whether the interface has addresses of a family, but no default route for that
-// family.
+// NeedsRoute reports whether the interface has static addresses of a family, or IPv4 addresses from
+// DHCP without a default route. Whether another default route exists is not checked: see
+// GivesDefaultRoute.
 func (a Addressing) NeedsRoute(v4 bool) bool {
 	if v4 && a.DHCP && a.NoDefaultRoute {
 		return true

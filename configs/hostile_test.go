@@ -15,8 +15,8 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// hostileSite is the beginning of a Site. The tests extend it to 256 KiB, the largest size of a
-// Site on an untrusted stick.
+// hostileSite is the beginning of a Site. The tests extend it to at most 256 KiB, the largest size
+// of a Site on an untrusted stick.
 const hostileSite = "apiVersion: edgebake.io/v1alpha1\nkind: Site\nnodeName: a\nmasters: [10.0.0.1:6443]\n"
 
 // packText packs a text in the same way as manifest.Pack packs manifests.

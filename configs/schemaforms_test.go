@@ -243,7 +243,7 @@ func siteRules(s *jsonschema.Schema) {
 	s.Definitions["Proxy"].AllOf = append(s.Definitions["Proxy"].AllOf, needs(has("noProxy"), has("http"), has("https")))
 }
 
-// where returns a schema that requires a field whose value matches the schema of.
+// where returns a schema that requires a field. Its value must match the schema in of.
 func where(field string, of *jsonschema.Schema) *jsonschema.Schema {
 	s := has(field)
 	s.Properties = jsonschema.NewProperties()

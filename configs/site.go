@@ -424,8 +424,8 @@ func (u SiteUpdates) Open(now time.Time) bool {
 // String returns the window followed by its time zone.
 func (u SiteUpdates) String() string { return u.Window + " " + cmp.Or(u.TimeZone, "UTC") }
 
-// EncodeSlot encodes the Site for the slot, including its secrets, which other encodings omit.
-// Equal Sites give equal bytes.
+// EncodeSlot encodes the Site for the slot, including its secrets, which json.Marshal and
+// yaml.Marshal replace by Mask. Equal Sites give equal bytes.
 func EncodeSlot(s *Site) ([]byte, error) { return encodeSite(s, nil) }
 
 // SlotNode returns the YAML tree that EncodeSlot encodes.

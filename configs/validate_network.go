@@ -280,8 +280,8 @@ func (c *networkCheck) addressing(path string, f Addressing) (prefixes []netip.P
 	return prefixes
 }
 
-// addresses validates the addresses of an interface. unparsed means that an address has no prefix
-// length, so that its network, which may contain the gateway, is unknown.
+// addresses validates the addresses of an interface. unparsed means that an address is invalid, for
+// example without a prefix length, so that its network, which may contain the gateway, is unknown.
 func (c *networkCheck) addresses(path string, f Addressing) (prefixes []netip.Prefix, unparsed bool) {
 	for i, text := range f.Addresses {
 		sub := fmt.Sprintf("%s.addresses[%d]", path, i)

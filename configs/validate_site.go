@@ -194,7 +194,7 @@ func (s *Site) validateCAPins(probs *Problems) {
 }
 
 // kubeletMaySet reports whether kubelet accepts the label in --node-labels. Of the labels in
-// kubernetes.io and k8s.io, it accepts only those in this list, and those in kubelet.kubernetes.io
+// kubernetes.io and k8s.io, it accepts only those listed below, and those in kubelet.kubernetes.io
 // and node.kubernetes.io. With any other, kubelet exits; the admission plugin NodeRestriction would
 // also reject it.
 func kubeletMaySet(key string) bool {

@@ -66,8 +66,8 @@ func TestDecimalModes(t *testing.T) {
 	}
 }
 
-// TestIgnitionWarnings checks that a setting is accepted without a warning if Ignition warns about
-// it but applies it.
+// TestIgnitionWarnings checks that a config is accepted with a warning if Ignition warns about a
+// setting but applies it. Clear-text passwords and unknown versions are rejected.
 func TestIgnitionWarnings(t *testing.T) {
 	for text, want := range map[string]string{
 		`{"ignition":{"version":"3.4.0"},"storage":{"files":[{"path":"/a","mode":2493,"contents":{"source":"data:,x"}}]}}`:                                                 "setuid",

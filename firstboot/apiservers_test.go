@@ -26,8 +26,8 @@ import (
 
 const slip = "192.0.2.91:6443"
 
-// TestSlipInMasters checks a corrected list of API servers of which none answers. The node keeps
-// the former list, even after a restart, until one of them answers.
+// TestSlipInMasters checks a corrected list of API servers of which none answers. The former list
+// stays in use, even after a restart, until an API server of the corrected list is verified.
 func TestSlipInMasters(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -90,7 +90,8 @@ func TestSlipInMasters(t *testing.T) {
 	}
 }
 
-// TestSlipInMastersOffline checks a corrected Site that arrives while no API server answers.
+// TestSlipInMastersOffline checks a wrong list of API servers that arrives while no API server
+// answers. The former list stays in use.
 func TestSlipInMastersOffline(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -145,9 +146,9 @@ func (w *world) namedAs(addr string, names ...string) {
 	c.OtherClusters = map[string]*worldtest.Cluster{addr: m}
 }
 
-// TestMasterComesBackWithoutTheName checks a third API server whose certificate lacks the
-// endpoint's name, unlike those of the other two. It is down during the join, or replaces another
-// one later.
+// TestMasterComesBackWithoutTheName checks kubelet's tls-server-name if the certificate of the
+// third API server has other names than the certificates of the other two. The third one is down at
+// first, or is replaced later.
 func TestMasterComesBackWithoutTheName(t *testing.T) {
 	t.Parallel()
 	const third = "192.0.2.13:6443"
@@ -350,8 +351,8 @@ func (w *world) learn(configured ...string) {
 var siteMasters = []string{"192.0.2.11:6443", "192.0.2.12:6443", "192.0.2.13:6443"}
 
 // TestAllAPIServersWereReplaced checks a node whose API servers were all replaced, and whose
-// ipvscare has learned one of the new ones. It is online, and with a new token it joins again after
-// its certificate has expired.
+// ipvscare has learned one of the new ones. It counts as online, and with a new token it joins
+// again after its certificate has expired.
 func TestAllAPIServersWereReplaced(t *testing.T) {
 	t.Parallel()
 	for _, unpinned := range []bool{false, true} {

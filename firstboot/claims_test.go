@@ -14,7 +14,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// bySerial is a Site that every machine with that serial number matches.
+// bySerial is a Site for all machines with the serial number SN0042.
 const bySerial = "- {name: berlin, match: {serial: SN0042}, credentials: {token: " + worldtest.TestToken + "}}"
 
 // claimable plugs in a stick with an Inventory. The stick is made by `site sign` or, if size

@@ -75,7 +75,7 @@ func TestTwoCopiesOfOneImage(t *testing.T) {
 					t.Errorf("first boot continued: %s", effect)
 				}
 			}
-			// With one of the disks removed it continues.
+			// With / and /var on one disk, first boot continues.
 			w.Put("/proc/self/mountinfo", strings.Replace(w.Get("/proc/self/mountinfo"), "253:5 / /var", "254:5 / /var", 1))
 			w.PowerOn()
 			w.MustBoot()

@@ -196,7 +196,8 @@ func TestOfflineHubIsWaitedFor(t *testing.T) {
 	}
 }
 
-// TestPortOpened checks that only the port for other nodes of the pool is opened.
+// TestPortOpened checks that the rules for yurthub's ports follow openPort and localClients of a
+// changed Site.
 func TestPortOpened(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)

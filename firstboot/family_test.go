@@ -49,7 +49,7 @@ func (w *world) dualStack(addrs ...string) *machine.Env {
 }
 
 // TestFamilyOfTheNode checks that the node's address is of the VIP's family, whatever the kernel
-// prefers for a name with both.
+// prefers for a name with both. Without IPVS, it is of the family of an address that answers.
 func TestFamilyOfTheNode(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

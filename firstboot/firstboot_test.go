@@ -232,8 +232,8 @@ func TestStaticPodKeepsItsServer(t *testing.T) {
 	}
 }
 
-// TestStaticPodIsNotTurned checks that the node cannot be converted in place, because kubelet has
-// no certificate of its own.
+// TestStaticPodIsNotTurned checks that the node cannot be converted or reverted in place, because
+// kubelet has no certificate of its own.
 func TestStaticPodIsNotTurned(t *testing.T) {
 	t.Parallel()
 	w := podWorld(t)

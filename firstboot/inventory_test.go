@@ -232,8 +232,8 @@ func TestInventoryOnANode(t *testing.T) {
 	}
 }
 
-// TestSignedInventory checks that if the Image requires a signature, an unsigned inventory is not
-// read.
+// TestSignedInventory checks that if the Image requires a signature, a signed inventory is used,
+// but not after a change.
 func TestSignedInventory(t *testing.T) {
 	key := newSiteKey(t)
 	for _, tamper := range []bool{false, true} {

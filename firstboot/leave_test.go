@@ -57,8 +57,8 @@ func wantMember(t *testing.T, w *world, joins int) {
 	w.NoSecret()
 }
 
-// TestSiteOfAnotherCluster checks that the machine moves to the cluster that the Site pins, with
-// each form of pin.
+// TestSiteOfAnotherCluster checks that the machine moves to the cluster of its new Site, with one
+// pin, several or none.
 func TestSiteOfAnotherCluster(t *testing.T) {
 	t.Parallel()
 	edge := []string{"nodeType: edge", "nodePool: shanghai"}
@@ -435,8 +435,8 @@ func TestNewCardSortsFirst(t *testing.T) {
 	}
 }
 
-// TestNewCardAndAnExpiredCertificate checks that the machine joins again under its former name, and
-// keeps it.
+// TestNewCardAndAnExpiredCertificate checks that when the certificate has expired and another
+// network card is the first one, the machine joins again under its former name, and keeps it.
 func TestNewCardAndAnExpiredCertificate(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

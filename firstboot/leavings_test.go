@@ -15,7 +15,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// staysAtReset lists the files of ondisk.StateDir that a reset does not remove, and why.
+// staysAtReset lists the files of ondisk.StateDir that are missing in resetList, and why: a reset
+// keeps them, or removes them in another way.
 var staysAtReset = map[string]string{
 	"/key":            "it is the machine's, not the cluster's",
 	"/sticks":         "an old stick must not be accepted again",

@@ -50,7 +50,7 @@ func TestASiteForAnotherMachine(t *testing.T) {
 }
 
 // TestASiteForThisMachine checks that a Site for this machine is accepted like any other, and stays
-// valid when a network card is exchanged.
+// valid when a network card is added.
 func TestASiteForThisMachine(t *testing.T) {
 	t.Parallel()
 	for _, from := range []string{"slot", "stick"} {

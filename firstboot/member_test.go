@@ -13,8 +13,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// wantNoStranger plugs in an untrusted stick for the next boot, and
-// checks that the boot rejects it.
+// wantNoStranger plugs in an untrusted stick for the next boot, and checks that the boot applies
+// only the repair on it, and not its users.
 func wantNoStranger(t *testing.T, w *world, when string) {
 	t.Helper()
 	w.Plug(w.Site(strangersKey, "network: {dns: [192.0.2.123]}"))
@@ -102,8 +102,8 @@ func TestPowerCutAfterTheJoin(t *testing.T) {
 	wantNoStranger(t, w, "after the join")
 }
 
-// TestOnlyResetMakesABlankMachine checks that neither a move nor an expired certificate makes a
-// machine blank.
+// TestOnlyResetMakesABlankMachine checks that a failed move to another cluster does not make the
+// machine blank, and that a reset does.
 func TestOnlyResetMakesABlankMachine(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)

@@ -45,8 +45,8 @@ func (w *world) asLoaded(t *testing.T) {
 	}
 }
 
-// TestRollbackOfDNS checks a corrected Site with a DNS server that does not answer. The former Site
-// had none.
+// TestRollbackOfDNS checks a corrected Site with a DNS server that does not answer. The former
+// settings, without a DNS server, are restored.
 func TestRollbackOfDNS(t *testing.T) {
 	t.Parallel()
 	w := named(t)

@@ -199,7 +199,7 @@ func TestTrialOfAnotherRoot(t *testing.T) {
 }
 
 // TestNetworkRollsBack checks corrected settings that reach no API server, while the former ones
-// do.
+// do. The former ones are restored.
 func TestNetworkRollsBack(t *testing.T) {
 	t.Parallel()
 	settings := func(addr string) string {
@@ -227,7 +227,7 @@ func TestNetworkRollsBack(t *testing.T) {
 	if !w.ConsoleHas("the previous settings are back") || !w.NetworkWorks() {
 		t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
-	// It is not tried again at the next boot.
+	// The corrected settings are not tried again at the next boot.
 	w.PowerOn()
 	if err := w.Boot(); err != nil {
 		t.Fatal(err)

@@ -74,8 +74,8 @@ func TestNodeIPSelects(t *testing.T) {
 	}
 }
 
-// TestNodeIPOfMadeInterfaces checks that addresses on VLANs, bonds and tunnels that networkd makes
-// count.
+// TestNodeIPOfMadeInterfaces checks that the address of a VLAN that networkd makes counts, but not
+// that of a network plugin's interface.
 func TestNodeIPOfMadeInterfaces(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, "nodeIP: 10.0.0.0/8", "network: {interfaces: [{name: eth0, dhcp: true, vlans: [{id: 9, dhcp: true}]}]}")

@@ -61,7 +61,8 @@ func TestStickFromALaptop(t *testing.T) {
 	}
 }
 
-// TestAStickOfManyPartitions checks a device with very many partitions that have the slot's name.
+// TestAStickOfManyPartitions checks that of a device with very many partitions, only a limited
+// number is probed for the slot's label, and only a limited number counts as sticks.
 func TestAStickOfManyPartitions(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -10,8 +10,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// TestAStrangersStick checks that an enrolled node applies only repairs from an unsigned stick: no
-// users and no config.ign.
+// TestAStrangersStick checks what an enrolled node applies from an unsigned stick under each
+// policy. By default, this is only repairs, and no users.
 func TestAStrangersStick(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

@@ -121,8 +121,8 @@ func states(ofNode string) map[string]func(*world) error {
 	}
 }
 
-// TestStateDecidesNoReset checks that a reset removes the token if its join is complete, whatever
-// state.json contains.
+// TestStateDecidesNoReset checks that a reset removes the token of an unfinished join, and keeps
+// that of the next Site, whatever state.json contains.
 func TestStateDecidesNoReset(t *testing.T) {
 	t.Parallel()
 	machine := edgeWorld(t)
@@ -174,7 +174,8 @@ func TestStateDecidesNoReset(t *testing.T) {
 	}
 }
 
-// TestStateDecidesNoConvert checks that a convert is rejected only while first boot is running.
+// TestStateDecidesNoConvert checks that a convert is rejected only while first boot is running and
+// not yet done, whatever state.json contains.
 func TestStateDecidesNoConvert(t *testing.T) {
 	t.Parallel()
 	node := readyNode(t)

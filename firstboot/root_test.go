@@ -59,8 +59,8 @@ func TestExchangedRoot(t *testing.T) {
 	}
 }
 
-// TestExchangedRootOffline checks that an interrupted boot of a new root is completed by the next
-// boot, even offline: kubelet runs.
+// TestExchangedRootOffline checks a new root that boots offline. kubelet runs, and the boot is
+// marked as healthy once the machine has an address.
 func TestExchangedRootOffline(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -122,8 +122,8 @@ func TestExchangedRootOfAnEdgeNode(t *testing.T) {
 	}
 }
 
-// TestOwnFileSystems checks that only the root in use gets its own file system UUID. The other one
-// is not changed.
+// TestOwnFileSystems checks that DATA and the root in use get their own file system UUIDs. The
+// other root is not changed.
 func TestOwnFileSystems(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)

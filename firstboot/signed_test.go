@@ -49,8 +49,8 @@ const (
 	anIgn   = `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/etc/motd","contents":{"source":"data:,hello"}}]}}`
 )
 
-// TestASignedStick checks that if a Site is signed with a key of the Image, all of it is applied.
-// With an invalid signature, the stick counts as unsigned.
+// TestASignedStick checks that if a Site is signed with a key of the Image, all of it is applied,
+// except with the policy never. With an invalid signature, the stick counts as unsigned.
 func TestASignedStick(t *testing.T) {
 	t.Parallel()
 	key, other := newSiteKey(t), newSiteKey(t)
@@ -181,8 +181,8 @@ func TestAnOldSignedSite(t *testing.T) {
 	}
 }
 
-// TestSignedThroughPowerCuts checks that after a power cut at any point, the newer signed Site is
-// applied, and the older one never again.
+// TestSignedThroughPowerCuts checks that after a power cut at any point, the signed Site on the
+// stick is applied in the end.
 func TestSignedThroughPowerCuts(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)
@@ -212,8 +212,9 @@ func TestSignedThroughPowerCuts(t *testing.T) {
 	}
 }
 
-// TestASignatureFromBeforeTheImage checks a signature that is older than the image: its Site does
-// not replace a Site that was stamped later, even after an unsigned stick in between.
+// TestASignatureFromBeforeTheImage checks signatures from before and after the image's date. A
+// signed Site does not replace a Site that was stamped later, even after an unsigned stick in
+// between.
 func TestASignatureFromBeforeTheImage(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)

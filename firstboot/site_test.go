@@ -12,7 +12,8 @@ import (
 )
 
 // TestStampInTheMiddle checks that a Site that is stamped while first boot runs is applied as a
-// whole in the next pass. Its token stays until then.
+// whole in the next pass, or rejected if the machine has joined under another name by then. A
+// rejected Site keeps its token.
 func TestStampInTheMiddle(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {

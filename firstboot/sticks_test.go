@@ -271,8 +271,8 @@ func cutSinceReady(t *testing.T, w *world, look func(cut *world, ignition, at st
 	}
 }
 
-// TestTokenInIgnition checks that a machine that has not joined rejects an Ignition config that
-// contains the Site's token. A node accepts such a slot, and wipes the token from config.ign too.
+// TestTokenInIgnition checks that a node accepts a slot whose config.ign contains the Site's token,
+// and wipes the token from config.ign too. (A machine that has not joined rejects such a slot.)
 func TestTokenInIgnition(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -350,7 +350,7 @@ func TestResetBeforeANewStick(t *testing.T) {
 }
 
 // TestAStrangersDateAndAClockAhead checks a stick with a later date than a clock that a fake time
-// server has set ahead. The date does not change the clock once it is right.
+// server has set ahead. Once the clock is right, the date does not change it.
 func TestAStrangersDateAndAClockAhead(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)

@@ -135,7 +135,7 @@ func TestAMemberJoinsItsOwnClusterAgain(t *testing.T) {
 }
 
 // TestAMemberThatFailedToJoinAgain checks a machine whose failed join has removed its credentials,
-// but not the record of its membership.
+// but not the record of its membership. It joins only its own cluster.
 func TestAMemberThatFailedToJoinAgain(t *testing.T) {
 	t.Parallel()
 	for _, pinned := range []bool{true, false} {

@@ -18,8 +18,8 @@ func (w *world) onTrial() {
 	w.Put(trialEntry, "")
 }
 
-// TestOneChangeAtATime checks that only one change runs at a time, and none runs while the system
-// is on trial. A rejected change has no effect.
+// TestOneChangeAtATime checks that only one change runs at a time, and none while the system is on
+// trial or an installed update waits for a restart. A rejected change has no effect.
 func TestOneChangeAtATime(t *testing.T) {
 	t.Parallel()
 	machine := readyNode(t)
@@ -69,7 +69,7 @@ func TestOneChangeAtATime(t *testing.T) {
 
 // TestTrialWithoutAPIServer checks that a boot on trial that reaches no API server is neither
 // confirmed nor rolled back, provided that everything else works. It is confirmed once first boot
-// has seen the Node.
+// has seen the Node or, if the machine was offline before the update, at once.
 func TestTrialWithoutAPIServer(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

@@ -48,8 +48,8 @@ func TestClusterDefaults(t *testing.T) {
 	}
 }
 
-// TestClusterWarnings checks that an even number of masters is accepted, but with a warning at its
-// place.
+// TestClusterWarnings checks that an even number of masters and kube-proxy's mode ipvs are
+// accepted, each with a warning.
 func TestClusterWarnings(t *testing.T) {
 	c := mustCluster(t, strings.Replace(smallCluster, "7.11}]", "7.11}, {name: m2, address: 192.168.7.12}]", 1)+"kubeProxy: {mode: ipvs}\n")
 	if len(c.Warnings) != 2 || c.Warnings[0].Line != 5 || !strings.Contains(c.Warnings[0].Msg, "2 control-plane nodes survive no more failures than 1") {

@@ -25,7 +25,8 @@ func (c *Cluster) APIServers() []string {
 	return out
 }
 
-// siteFrame returns a Site with only those fields that have the same value on all machines.
+// siteFrame returns a Site with the type and the name of a machine, and the fields that the Cluster
+// sets for all machines.
 func (c *Cluster) siteFrame(nodeType, node string) configs.Site {
 	s := configs.Site{APIVersion: configs.APIVersion, Kind: configs.KindSite, NodeName: node, Masters: c.APIServers(), Endpoint: c.Endpoint, VIP: c.VIP, NodeType: nodeType, Users: c.Users, Report: c.Report.of(node)}
 	strict.ApplyDefaults(&s)

@@ -134,8 +134,8 @@ func (im *importer) ownProblems(rows strict.Problems) strict.Problems {
 	return slices.DeleteFunc(rows, func(p strict.Problem) bool { return p.File != im.name || p.Missing })
 }
 
-// isKnown reports whether the template has this problem of a row's field itself, such as a misspelt
-// field.
+// isKnown reports whether the template itself has this problem in the same field, for example a
+// misspelt name.
 func (im *importer) isKnown(field string, p strict.Problem) bool {
 	return slices.ContainsFunc(im.known, func(t strict.Problem) bool { return t.Path == field && t.Msg == p.Msg })
 }

@@ -121,7 +121,7 @@ func TestImportWithAWrongTemplate(t *testing.T) {
 		// A template does not contain the names of sites.
 		{"no names", "serial\nSN1\n", strings.ReplaceAll(importTemplate, "masters:", "mastres:") + "nodeName: shop-{{.MAC}}\n",
 			`site.yaml:3:1: mastres: unknown field; did you mean "masters"?` + "\nt.csv:2: name: is required, since nodeName is a template: files made for the Site have this name"},
-		// If the document has no interfaces, no column must name one.
+		// Only the wrong kind is reported, not the interface that the column address lacks.
 		{"another kind", "name,serial,address\na,SN1,192.0.2.9/24\n", "apiVersion: edgebake.io/v1alpha1\nkind: Image\nname: a\n",
 			"site.yaml:2:7: kind: expected a document of kind Site, got one of kind Image"},
 		// The columns are unknown, so one of them may contain the address.
@@ -196,7 +196,7 @@ func TestImportNamesRowAndColumn(t *testing.T) {
 }
 
 // TestImportOfFreeText checks that passwords and names of wireless networks may look like formulas.
-// Error values of spreadsheets are rejected. If the cell may be a secret, they are not quoted.
+// Quoted formulas and error values of spreadsheets are rejected. Messages never quote a secret.
 func TestImportOfFreeText(t *testing.T) {
 	const wifi = "network.interfaces[0].wifi."
 	columns := map[string]string{"if": "network.interfaces[0].name", "dhcp": "network.interfaces[0].dhcp", "ssid": wifi + "ssid", "psk": wifi + "psk", "hash": "users[0].passwordHash", "user": "users[0].name"}

@@ -42,7 +42,8 @@ func Short(s string, n int) string {
 	return Line(s)
 }
 
-// Names returns the first names in an unverified certificate, separated by commas.
+// Names returns the first five names of an unverified certificate, separated by commas, and counts
+// the others.
 func Names(names []string) string {
 	const most, longest = 5, 64
 	var out []string

@@ -87,7 +87,8 @@ func TestProxyOfTheControlPlane(t *testing.T) {
 }
 
 // TestReflashedMasterStops checks that a control-plane node that was flashed again with the same
-// Site, after the end of its bootstrap permit, does not bootstrap again.
+// Site does not bootstrap again: its permit has expired, or the other nodes have no quorum or are
+// silent.
 func TestReflashedMasterStops(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -448,8 +449,8 @@ func TestCarriedOutIsNoBootstrap(t *testing.T) {
 	}
 }
 
-// TestBeginsOverALoglessDatabase checks that a bootstrap, a join and a restore set the remains of a
-// rejected start or of a damaged disk aside.
+// TestBeginsOverALoglessDatabase checks that a bootstrap and a join set the remains of a rejected
+// start or of a damaged disk aside.
 func TestBeginsOverALoglessDatabase(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 3)

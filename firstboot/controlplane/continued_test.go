@@ -86,8 +86,8 @@ func TestContinueWithAnothersCA(t *testing.T) {
 	}
 }
 
-// TestPowerCutOfContinue checks that etcd ends up running without the flag after a power cut before
-// any write.
+// TestPowerCutOfContinue cuts the power before each write of etcd's manifest and of the membership
+// record. In the end, etcd runs without --force-new-cluster.
 func TestPowerCutOfContinue(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 3)
@@ -149,8 +149,8 @@ func TestContinueFromAnother(t *testing.T) {
 	}
 }
 
-// TestPowerCutAfterContinueFromAnother cuts the power of all machines while their Sites have the
-// request. This machine starts without a quorum, unless the named one is about to drop it.
+// TestPowerCutAfterContinueFromAnother cuts the power of all machines while their Sites request to
+// continue from m2. This machine's etcd starts without a quorum only if m2's data lists its member.
 func TestPowerCutAfterContinueFromAnother(t *testing.T) {
 	t.Parallel()
 	for _, counted := range []bool{true, false} {
@@ -167,7 +167,7 @@ func TestPowerCutAfterContinueFromAnother(t *testing.T) {
 			}
 			const member = 16045690984503098046
 			m.Put("/var/lib/etcd/member/wal/0.wal", string(logHead(member, 77)))
-			f.quorum = false // it needs this machine for a quorum
+			f.quorum = false // m2 needs this machine for a quorum
 			if counted {
 				f.counts = member
 			}
@@ -187,7 +187,7 @@ func TestPowerCutAfterContinueFromAnother(t *testing.T) {
 	}
 }
 
-// logHead returns the head of etcd's log.
+// logHead returns the head of an etcd log with these IDs.
 func logHead(member, cluster uint64) []byte {
 	ids := binary.AppendUvarint([]byte{1 << 3}, member)
 	ids = binary.AppendUvarint(append(ids, 2<<3), cluster)

@@ -65,7 +65,8 @@ func AddressPhase(site *configs.Site) run.Phase {
 
 const addressFix = "check the cable, the switch port and the Site's network settings; where DHCP gives addresses, reserve this one for the machine"
 
-// tryNetwork applies new network settings, and rolls them back if they reach no other machine.
+// tryNetwork keeps new network settings if they reach another machine. Otherwise it tries the
+// former ones, and rolls back if these do.
 func tryNetwork(ctx context.Context, e *machine.Env, up network.Uplink) error {
 	found, _, err := network.KeepOrRollBack(ctx, e, up)
 	if err != nil {
@@ -184,7 +185,7 @@ func waitForAPI(ctx context.Context, e *machine.Env, site *configs.Site) error {
 		if bad == nil {
 			return nil
 		}
-		if usable = areUsable(e, site); !usable { // the clock has been set
+		if usable = areUsable(e, site); !usable { // the clock was set, and a certificate is not valid now
 			return nil
 		}
 		e.Waiting("this machine's API server: %s", machine.OneLine(bad))

@@ -18,7 +18,7 @@ import (
 )
 
 // TestRewritingSaysWhatIsLost checks that a fix that overwrites the disk names the data that is
-// lost. The fix for a damaged archive does not overwrite the disk.
+// lost. For a damaged archive, another fix keeps the disk.
 func TestRewritingSaysWhatIsLost(t *testing.T) {
 	t.Parallel()
 	damaged := func(w *worldtest.World) {
@@ -77,8 +77,8 @@ func TestRewritingSaysWhatIsLost(t *testing.T) {
 	}
 }
 
-// TestDataCannotGrow checks that, if DATA cannot grow into the free space of a larger disk, the
-// node still joins, or a control-plane node's etcd starts, and a note reports the problem.
+// TestDataCannotGrow checks that a worker joins, and a control-plane node's etcd starts, even if
+// DATA cannot grow into the free space of a larger disk. A note then reports the problem.
 func TestDataCannotGrow(t *testing.T) {
 	t.Parallel()
 	const note = "DATA does not use all the free space after it"

@@ -71,7 +71,7 @@ func TestCorrectedDocuments(t *testing.T) {
 			if uploads(m) != tt.uploads || strings.Contains(notes, "kubeadm init phase upload-config all --config "+controlplane.DocumentsFile) != tt.note || m.Has(controlplane.DocumentsFile) != tt.note {
 				t.Errorf("kubeadm ran %q, notes %q", m.inits, notes)
 			}
-			// The fix in the note ends it; nothing is uploaded twice.
+			// After the fix in the note, the note is gone. Nothing is uploaded twice.
 			documents, err := controlplane.DocumentsOf(m.site)
 			if err != nil {
 				t.Fatal(err)

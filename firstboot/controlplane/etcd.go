@@ -123,7 +123,7 @@ type etcdStarter struct {
 func (t *etcdStarter) run(ctx context.Context) error {
 	lastLine := ""
 	for {
-		if !areUsable(t.e, t.site) { // the clock has been set
+		if !areUsable(t.e, t.site) { // the clock was set, and a certificate is not valid now
 			return run.ErrRestart
 		}
 		v, err := t.view(ctx)

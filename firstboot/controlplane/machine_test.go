@@ -73,7 +73,8 @@ var testManifests = []manifest.File{
 	{Name: "apps/shop.yaml", Text: "# nothing\n---\napiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: Namespace, metadata: {name: shop}}\n- {apiVersion: v1, kind: ConfigMap, metadata: {name: late}}\n"},
 }
 
-// appliedPaths are the paths of their objects, in the order in which they can be created.
+// appliedPaths are the paths of the objects in testManifests, in the order in which they can be
+// created.
 var appliedPaths = []string{"/api/v1/namespaces/shop", "/api/v1/namespaces/default/configmaps/late", "/api/v1/namespaces/shop/configmaps/early"}
 
 // wantApplied checks that the manifests were applied, and that the
@@ -96,7 +97,7 @@ type controlPlane struct {
 
 	others map[string]*fakeMember
 	own    *fakeMember // etcd on m1, once kubelet has started it
-	// starts lists the starts of etcd with a blank disk, by initial-cluster-state.
+	// starts lists the starts of etcd with a blank disk, each as etcdState returns it.
 	starts []string
 	// started is the etcd manifest with which etcd was started in this boot.
 	started  string
@@ -114,7 +115,8 @@ type controlPlane struct {
 	publishToken string
 }
 
-// fakeMember is another control-plane node.
+// fakeMember simulates ports 2379 and 2380 of a control-plane node: its etcd, or its answer without
+// data.
 type fakeMember struct {
 	mu      sync.Mutex
 	state   etcdmember.PeerState
@@ -364,7 +366,7 @@ func (m *controlPlane) kubelet() error {
 	if err != nil || len(pod) == 0 {
 		return refused
 	}
-	if m.started != "" && m.started != string(pod) { // it restarts the pod
+	if m.started != "" && m.started != string(pod) { // kubelet restarts the pod
 		m.restarts = append(m.restarts, strings.TrimSpace(string(pod)))
 		m.started = string(pod)
 	}
@@ -573,8 +575,8 @@ func (m *controlPlane) kubeadm(c machine.Cmd) error {
 	return nil
 }
 
-// etcdState returns initial-cluster-state, derived from the members in
-// initial-cluster, and initial-cluster-token.
+// etcdState returns etcd's image tag and arguments in kubeadm's configuration.
+// initial-cluster-token is returned separately.
 func etcdState(t *testing.T, conf string) (state, token string) {
 	t.Helper()
 	dec := yaml.NewDecoder(strings.NewReader(conf))

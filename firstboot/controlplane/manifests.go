@@ -113,7 +113,7 @@ func applyRound(ctx context.Context, c *kubeapi.Client, site *configs.Site, all 
 			apply = applier.Create
 		}
 		if m.complete() {
-			return 0, nil // a person has ended it, or another node has applied the rest
+			return 0, nil // a person has ended the retries, or another node has applied the rest
 		}
 		if _, applied := m.data[keys[i]]; applied {
 			continue

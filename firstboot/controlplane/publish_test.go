@@ -44,8 +44,8 @@ func TestPublishedMeanwhile(t *testing.T) {
 	}
 }
 
-// TestPublishWithoutKeys checks a running cluster whose cluster-info was deleted. A machine without
-// tokens does not publish it again. A machine that has never published it asks for the keys.
+// TestPublishWithoutKeys checks machines whose slot has no keys. If cluster-info was deleted, it is
+// not published again. A machine whose first publication was interrupted asks for the keys.
 func TestPublishWithoutKeys(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)

@@ -18,8 +18,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// TestMasterRenewsCertificates checks that certificates that are damaged, lack a name or end soon
-// are made again; kubelet's is made again after a year without power.
+// TestMasterRenewsCertificates checks that certificates and kubeconfigs that are damaged or end
+// soon are made again; kubelet's is made again after a year without power.
 func TestMasterRenewsCertificates(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)

@@ -21,7 +21,7 @@ import (
 
 // TestRestoreASnapshot checks a restore after everything except a snapshot was lost. The machine
 // named in the request restores it once, from its disk or from a stick, with old data or a blank
-// disk.
+// disk. It does not restore another snapshot.
 func TestRestoreASnapshot(t *testing.T) {
 	t.Parallel()
 	const text = "all objects of last week"
@@ -225,7 +225,7 @@ func TestSetAsideIsKept(t *testing.T) {
 	}
 }
 
-// TestRestoreKeepsALog checks that data with a log is never removed to free space.
+// TestRestoreKeepsALog checks that SetAsideLogless does not move data with a write-ahead log.
 func TestRestoreKeepsALog(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))

@@ -86,8 +86,8 @@ func TestUpdateLeaseIsFree(t *testing.T) {
 	}
 }
 
-// TestTakeUpdateLease checks that the Lease is acquired once, cannot be acquired by others, and is
-// released.
+// TestTakeUpdateLease checks that the machine acquires and releases the Lease, also twice, and
+// neither acquires nor releases it while another machine holds it.
 func TestTakeUpdateLease(t *testing.T) {
 	t.Parallel()
 	m := trio(t)

@@ -9,8 +9,8 @@ import (
 
 func always() bool { return true }
 
-// TestLook checks that an answer from any other program than etcd or first boot counts as none.
-// test/cluster tests this with the real etcd.
+// TestLook checks the state that AskPeer derives from each answer. An answer from any other program
+// than etcd or first boot counts as none. test/cluster tests this with the real etcd.
 func TestLook(t *testing.T) {
 	for name, tt := range map[string]struct {
 		handler http.Handler

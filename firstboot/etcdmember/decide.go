@@ -443,7 +443,7 @@ func (v View) restoredBefore() Decision {
 		Fix: "if other control-plane nodes have joined since, they have the newer data: continue from one of them (`edgebake cluster sites DIR --continue-from NAME`); " + restoreAgain}
 }
 
-// DoneBefore explains why a restore is not carried out although the disk has data.
+// DoneBefore explains why a node that has data does not carry out the Site's request to restore.
 const DoneBefore = "this machine has already carried out the Site's request to restore a snapshot, or a later one, and now has newer data: it does not restore the snapshot again; " + restoreAgain
 
 const restoreAgain = "to restore the snapshot again, stamp new Sites (`edgebake cluster sites DIR --continue-from NAME --restore FILE --force`)"

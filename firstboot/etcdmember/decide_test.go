@@ -140,8 +140,8 @@ func TestTable(t *testing.T) {
 // writesImage matches a fix that overwrites the disk.
 var writesImage = regexp.MustCompile(`write the image|flash`)
 
-// TestNeverTwice enumerates all views of three control-plane nodes. A new etcd is never
-// started if one is running or may have data.
+// TestNeverTwice checks many views of three control-plane nodes. For example, an empty etcd is
+// never started if another one is running or may have data.
 func TestNeverTwice(t *testing.T) {
 	n, bootstraps := 0, 0
 	states := []PeerState{Silent, Blank, Leaderless, InUse, Spent}

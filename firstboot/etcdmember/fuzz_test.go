@@ -17,8 +17,8 @@ func walRecord(message []byte) []byte {
 	return append(append(binary.LittleEndian.AppendUint64(nil, frame), message...), make([]byte, padding)...)
 }
 
-// FuzzLog reads logs with any contents. The IDs that it
-// finds must not change when etcd appends to the log.
+// FuzzLog reads logs with any contents. The IDs that ReadLog finds must not change when etcd
+// appends to the log.
 func FuzzLog(f *testing.F) {
 	ids := []byte("\x08\x85\xa6\xe3\x9b\xca\xf0\xc7\xdb\x01\x10\xf1\xe5\x8f\xc5\x9c\xd1\xb3\xa0\x0c")
 	metadata := append([]byte{8, 1, 16, 0, 26, byte(len(ids))}, ids...)

@@ -296,7 +296,7 @@ func (u Maintenance) voters(ctx context.Context, members []Member, own string) (
 	return voters, away
 }
 
-// status is etcd.Status with a timeout, because a machine that is off does not answer.
+// status is Client.Status with a timeout, because a machine that is off does not answer.
 func status(ctx context.Context, etcd Client) (Status, error) {
 	if etcd.HTTP == nil {
 		return Status{}, errors.New("its node is not in this machine's Site")

@@ -12,8 +12,8 @@ import (
 	"testing"
 )
 
-// TestDefragmentNeedsRoom checks that the leader's machine defragments no member whose disk may be
-// too small, its own or another one's, and continues with the others.
+// TestDefragmentNeedsRoom checks that the leader's machine does not defragment a member whose disk
+// may be too small, and continues with the others.
 func TestDefragmentNeedsRoom(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex

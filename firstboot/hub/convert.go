@@ -33,8 +33,8 @@ var Recorded = run.Recorded{
 type ConvertOptions struct {
 	NodePool string
 	Cloud    bool
-	// Servers are the URLs of the API servers for yurthub, first one whose address never changes. If
-	// empty, they are kubelet's present server and the Site's API servers.
+	// Servers are the URLs of the API servers for yurthub. The address of the first one should
+	// never change. If empty, they are kubelet's present server and the Site's API servers.
 	Servers   []string
 	Namespace string // empty: openyurt.DefaultNamespace
 	LBMode    string // empty: openyurt.LBPriority

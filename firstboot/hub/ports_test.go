@@ -239,8 +239,9 @@ func TestPortsAsClient(t *testing.T) {
 	}
 }
 
-// letIn tries to connect for two seconds: the kernel answers at once if the rules allow it, or
-// never. It tries once more at the end, because the machine may have been busy.
+// letIn reports whether a connection succeeds within two seconds: the kernel accepts or rejects it
+// at once, or never answers. At the end it checks once more, because the machine may have been
+// busy.
 func letIn(addr string) (bool, error) {
 	to, err := netip.ParseAddrPort(addr)
 	if err != nil {
@@ -302,7 +303,8 @@ func TestPortRules(t *testing.T) {
 		}
 		return strings.Split(strings.TrimSpace(string(out)), "\n")
 	}
-	// want lists the clients for which ok returns true: these must reach a listener of root's.
+	// want lists the connections that must succeed: all to kubelet's port 10250, and those for
+	// which ok returns true.
 	want := func(ok func(who, port string) bool) []string {
 		var out []string
 		for n, who := range []string{"pod", "card", "bridged", "node", "client", "user"} {

@@ -13,8 +13,8 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// These lists contain the files that yurthub, and first boot for it, leave on the disk, in the
-// order of removal. The check for leftovers uses them too, to detect an interrupted removal.
+// These lists contain yurthub's files on the disk, and those that first boot writes for yurthub, in
+// the order of removal. The check for leftovers uses them too, to detect an interrupted removal.
 var (
 	portsLeavings = []string{PortsKubelet, portsTimerFile, portsUnitFile, NFTFile} // removed by OpenPorts
 	unitLeavings  = []string{EnvFile, hubKept, DropinFile, openyurt.Dropin, hubSysctl, hubRestart}

@@ -15,7 +15,8 @@ import (
 )
 
 // TestWorkerTakesTheCAThatWasIssuedAgain checks that a worker accepts a CA with the same key from
-// cluster-info, even of an unauthenticated server. It works after the former CA has expired.
+// cluster-info, even from an unauthenticated server. The node still boots after the former CA has
+// expired.
 func TestWorkerTakesTheCAThatWasIssuedAgain(t *testing.T) {
 	t.Parallel()
 	for name, newWorld := range map[string]func(*testing.T, ...string) *worldtest.World{"native": nativeWorld, "edge": edgeWorld} {
@@ -68,7 +69,7 @@ func TestWorkerTakesTheCAThatWasIssuedAgain(t *testing.T) {
 			if slices.Contains(w.EffectNames, "restart "+ondisk.UnitKubelet) {
 				t.Errorf("again: %q", w.EffectNames)
 			}
-			w.YearsLater(3) // the former one has expired
+			w.YearsLater(3) // the former CA has expired
 			w.Cluster.TLS.ClientCAs.AppendCertsFromPEM(renewed)
 			w.MustBoot()
 		})

@@ -35,8 +35,9 @@ func CertStores() []certStore {
 
 func (s certStore) Current() string { return s.Dir + "/" + s.Name + "-current.pem" }
 
-// RestoreCertificates makes links to damaged certificates point to the newest usable ones, and
-// restores the cluster's CA. It must run before kubelet and yurthub start.
+// RestoreCertificates makes links to damaged certificates point to the newest usable ones, removes
+// unusable certificates that kubelet or yurthub then make again, and restores the cluster's CA. It
+// must run before kubelet and yurthub start.
 func RestoreCertificates(e *machine.Env) error {
 	var errs []error
 	for _, s := range CertStores() {

@@ -15,8 +15,9 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// TestNotBornAgain checks that the cluster counts as the same after a person has recreated
-// cluster-info, or deleted the Node.
+// TestNotBornAgain checks that the cluster counts as the same after cluster-info was recreated or
+// hidden, or the Node deleted. A recreated cluster with a readable cluster-info counts as another
+// one.
 func TestNotBornAgain(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*worldtest.Cluster){
@@ -45,8 +46,8 @@ func TestNotBornAgain(t *testing.T) {
 }
 
 // TestBornAgainBeforeItPublishes checks that the Service's UID identifies a recreated cluster
-// without cluster-info, and the same cluster with a new cluster-info and Node. Old records lack
-// this UID.
+// without cluster-info, and the same cluster without cluster-info and Node. Without this UID, in
+// the record or from the API servers, the result is unclear.
 func TestBornAgainBeforeItPublishes(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
