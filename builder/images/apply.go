@@ -200,7 +200,7 @@ const noOwner = 1<<32 - 1
 func checkHeader(h *tar.Header) error {
 	for what, id := range map[string]int{"owner": h.Uid, "group": h.Gid} {
 		if id < 0 || id >= noOwner {
-			return fmt.Errorf("%s %d is too high, the highest possible is %d", what, id, noOwner-1)
+			return fmt.Errorf("%s %d is out of range: want 0 to %d", what, id, noOwner-1)
 		}
 	}
 	if h.Typeflag == tar.TypeChar || h.Typeflag == tar.TypeBlock {

@@ -112,9 +112,9 @@ func TestImpossibleOwnersAndDevices(t *testing.T) {
 		h    tar.Header
 		want string
 	}{
-		{tar.Header{Uid: 1<<32 - 1}, "owner 4294967295 is too high"},
-		{tar.Header{Gid: 1<<32 - 1}, "group 4294967295 is too high"},
-		{tar.Header{Uid: 1 << 32}, "owner 4294967296 is too high"},
+		{tar.Header{Uid: 1<<32 - 1}, "owner 4294967295 is out of range"},
+		{tar.Header{Gid: 1<<32 - 1}, "group 4294967295 is out of range"},
+		{tar.Header{Uid: 1 << 32}, "owner 4294967296 is out of range"},
 		{tar.Header{Typeflag: tar.TypeChar, Devmajor: 4096}, "device 4096:0 is beyond"},
 		{tar.Header{Typeflag: tar.TypeBlock, Devminor: 1 << 20}, "device 0:1048576 is beyond"},
 	} {
