@@ -319,18 +319,18 @@ func (b *executor) checkBase(ctx context.Context) error {
 	case b.Base != "":
 		var err error
 		if sha, err = b.importFile(ctx, b.Base, ""); err != nil {
-			return b.origins[inputBase].blame(err)
+			return b.origins[inputBase].withOrigin(err)
 		}
 	case b.input(inputBase).Make != "" || sha == "" || !b.Cache.Has(sha):
 		return nil
 	}
 	sha, err := fetch.Uncompressed(ctx, b.Cache, sha, maxArchive)
 	if err != nil {
-		return b.origins.place(&tree.LayerError{Layer: inputBase, Err: err})
+		return b.origins.locate(&tree.LayerError{Layer: inputBase, Err: err})
 	}
 	nodes, err := b.index(sha, inputBase)
 	if err != nil {
-		return b.origins.place(err)
+		return b.origins.locate(err)
 	}
 	b.base.sha, b.base.nodes = sha, nodes
 	i := slices.IndexFunc(nodes, func(n tree.Node) bool { return n.Path == pid1 && n.IsRegular() && n.Data.Size >= 64 })
@@ -344,7 +344,7 @@ func (b *executor) checkBase(ctx context.Context) error {
 	defer f.Close()
 	problem, err := checkProgram(io.NewSectionReader(f, nodes[i].Data.Off, nodes[i].Data.Size), pid1, "its "+pid1, b.img)
 	if problem != nil {
-		return b.origins.place(&tree.LayerError{Layer: inputBase, Err: problem})
+		return b.origins.locate(&tree.LayerError{Layer: inputBase, Err: problem})
 	}
 	return err
 }

@@ -196,7 +196,7 @@ func (b *executor) cni() ([]byte, error) {
 		return nil, nil
 	}
 	if _, err := b.importNamed(context.Background(), in.File, in.SHA256); err != nil {
-		return nil, b.origins[inputCNI].blame(err)
+		return nil, b.origins[inputCNI].withOrigin(err)
 	}
 	return b.Cache.ReadBlob(in.SHA256)
 }
@@ -292,14 +292,14 @@ func (b *executor) compose(ctx context.Context, id string) (*composition, error)
 	brought := slices.Concat(user, files)
 	layers := slices.Concat([]tree.Layer{base}, programs, []tree.Layer{{Name: "images", Nodes: store}, overlays.Fresh(own, brought)}, brought)
 	if c.merged, err = tree.Merge(layers, b.date); err != nil {
-		return nil, b.origins.place(err)
+		return nil, b.origins.locate(err)
 	}
 	if err := b.checkTree(c.merged); err != nil {
-		return nil, b.origins.place(err)
+		return nil, b.origins.locate(err)
 	}
 	b.checkNetworkManagers(c.merged)
 	if err := b.checkModules(c.merged); err != nil {
-		return nil, b.origins.place(err)
+		return nil, b.origins.locate(err)
 	}
 	if err := b.checkCNI(c); err != nil {
 		return nil, err
@@ -318,7 +318,7 @@ func (b *executor) planLayers(ctx context.Context) (base tree.Layer, programs, u
 	for _, l := range b.plan.Layers {
 		layer, err := b.nodes(ctx, l)
 		if err != nil {
-			return base, nil, nil, b.origins.place(err)
+			return base, nil, nil, b.origins.locate(err)
 		}
 		switch {
 		case l.Name == inputBase:
@@ -344,15 +344,15 @@ func (b *executor) gather(ctx context.Context, id string, base []tree.Node, c *c
 	kernel, err := overlays.KernelVersion(base)
 	if err != nil {
 		// Rendering needs a kernel: stop here, and report everything that the base lacks.
-		return nil, b.origins.place(b.checkTree(base))
+		return nil, b.origins.locate(b.checkTree(base))
 	}
 	boards, err := b.boards(base, kernel)
 	if err != nil {
-		return nil, b.origins.place(err)
+		return nil, b.origins.locate(err)
 	}
 	store, err := b.bakeImages(ctx, containerd)
 	if err != nil {
-		return nil, b.origins.place(err)
+		return nil, b.origins.locate(err)
 	}
 	c.imgReport = store.Report
 	info := imageInfo(b.img, b.plan, id, kernel, containerd, store)
@@ -489,12 +489,12 @@ func (b *executor) write(ctx context.Context, id string, c *composition) (*Repor
 	spec := b.spec(id, c)
 	layout, err := disk.Compute(spec)
 	if err != nil {
-		return nil, b.origins.place(byLayer(err))
+		return nil, b.origins.locate(byLayer(err))
 	}
 	b.checkSpace(layout)
 	c.facts.Info.Partitions = slices.Clone(layout.Parts)
 	if c.esp, err = overlays.ESP(b.img, c.facts, c.merged); err != nil {
-		return nil, b.origins.place(err)
+		return nil, b.origins.locate(err)
 	}
 	c.esp = append(c.esp, tree.Node{Path: ondisk.ESPSBOM, Layer: overlays.LayerName, Inode: &tree.Inode{
 		Mode: tree.ModeRegular | 0o644, MTime: b.date, Data: tree.Bytes(c.sbom)}})

@@ -66,7 +66,7 @@ func (b *resolver) resolveImages(ctx context.Context) error {
 	}
 	pinned, pinErr := b.pinImages(ctx, wanted)
 	// Report errors of the document before anything is compiled.
-	if err := errors.Join(checkStore(b.img), b.origins.place(errors.Join(listErr, pinErr))); err != nil {
+	if err := errors.Join(checkStore(b.img), b.origins.locate(errors.Join(listErr, pinErr))); err != nil {
 		return err
 	}
 	for n := range pinned {

@@ -68,7 +68,7 @@ func (b *executor) fetchImages(ctx context.Context) error {
 	o := imageOptions(b.buildEnv, b.img, b.plan)
 	o.Progress = func(p images.Progress) { s.log(fmt.Sprintf("layer %d of %d: %s", p.Done, p.Total, p.Ref)) }
 	if err := images.Fetch(ctx, b.Cache, b.plan.Images, o); err != nil {
-		return b.origins.place(err)
+		return b.origins.locate(err)
 	}
 	s.done()
 	return nil
@@ -83,7 +83,7 @@ func (b *executor) complete(ctx context.Context) error {
 		case name == inputBase:
 			var sha string
 			if sha, err = b.archive(ctx, name); err != nil {
-				err = b.origins.place(&tree.LayerError{Layer: name, Err: err})
+				err = b.origins.locate(&tree.LayerError{Layer: name, Err: err})
 			} else if sha != in.SHA256 {
 				in.Uncompressed = sha
 			}
@@ -304,7 +304,7 @@ func (b *executor) makeOne(ctx context.Context, name string) error {
 	if from.flag == "" {
 		err = fmt.Errorf("input %s: %w", name, err)
 	}
-	return from.blame(err)
+	return from.withOrigin(err)
 }
 
 // compiling is the text of a step that compiles a program.

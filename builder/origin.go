@@ -45,8 +45,8 @@ func originsOf(p *plan.Plan, files int, base string) origins {
 	return o
 }
 
-// blame adds the origin to err.
-func (o origin) blame(err error) error {
+// withOrigin adds the origin to err.
+func (o origin) withOrigin(err error) error {
 	switch {
 	case o.flag != "":
 		return fmt.Errorf("%s: %w", o.flag, err)
@@ -61,9 +61,9 @@ func (o origin) blame(err error) error {
 // sizeFields maps partition labels to the Image's fields that set their sizes.
 var sizeFields = map[string]string{ondisk.LabelRootA: "disk.root", ondisk.LabelData: "disk.data"}
 
-// place adds the origin to each error about a layer, a file of a layer, a container image, or the
+// locate adds the origin to each error about a layer, a file of a layer, a container image, or the
 // size of a partition.
-func (all origins) place(err error) error {
+func (all origins) locate(err error) error {
 	var errs []error
 	for _, e := range joined.Errors(err) {
 		var placed *configs.FieldError
@@ -76,12 +76,12 @@ func (all origins) place(err error) error {
 			e = &configs.FieldError{Path: sizeFields[size.Label], Err: e}
 		case errors.As(e, &layer):
 			if o, ok := all[layer.Layer]; ok && o.place == "" {
-				e = o.blame(withPath(layer))
+				e = o.withOrigin(withPath(layer))
 			} else {
-				e = o.blame(e) // several images may come from one manifest: keep the image's name
+				e = o.withOrigin(e) // several images may come from one manifest: keep the image's name
 			}
 		case errors.As(e, &image):
-			e = all[imagePrefix+image.Image.Ref].blame(e)
+			e = all[imagePrefix+image.Image.Ref].withOrigin(e)
 		}
 		errs = append(errs, e)
 	}

@@ -49,7 +49,7 @@ func TestPlace(t *testing.T) {
 		{nil, ""},
 	} {
 		got := ""
-		if err := b.place(tt.err); err != nil {
+		if err := b.locate(tt.err); err != nil {
 			got = err.Error()
 		}
 		if got != tt.want {

@@ -267,7 +267,7 @@ func (v *nodeView) put(n *updateNode) {
 		v.nodes[n.name] = n
 	}
 	v.mu.Unlock()
-	v.ring()
+	v.signal()
 }
 
 // reject records that the API server rejected a change of a Node.
@@ -298,7 +298,8 @@ func (v *nodeView) calmFirst(acts []rolloutAct) {
 	slices.SortStableFunc(acts, func(a, b rolloutAct) int { return cmp.Compare(v.conflicts[a.node.name], v.conflicts[b.node.name]) })
 }
 
-func (v *nodeView) ring() {
+// signal wakes wait.
+func (v *nodeView) signal() {
 	select {
 	case v.changed <- struct{}{}:
 	default:
@@ -328,7 +329,7 @@ func (c *Client) load(ctx context.Context, v *nodeView) (string, error) {
 	v.mu.Lock()
 	v.nodes = now
 	v.mu.Unlock()
-	v.ring()
+	v.signal()
 	return list.GetResourceVersion(), nil
 }
 
@@ -359,7 +360,7 @@ func (c *Client) watchNodes(ctx context.Context, v *nodeView, version string, ti
 				v.mu.Lock()
 				delete(v.nodes, u.GetName())
 				v.mu.Unlock()
-				v.ring()
+				v.signal()
 				continue
 			}
 			v.put(updateNodeOf(u))

@@ -120,7 +120,7 @@ func controlPlanePhases(active *site.Active) []run.Phase {
 func nodeOf(active *site.Active) run.Node {
 	s := active.Site
 	return run.Node{
-		Name: active.Node, Type: s.NodeType, MAC: active.MAC, NotTaken: active.NotTaken,
+		Name: active.Node, Type: s.NodeType, MAC: active.MAC, Rejected: active.Rejected,
 		Secrets: site.SecretsOf(s), Report: s.Report, Proxy: siteconf.ProxyEnv(s), Spread: s.Spread(),
 		OfflineHealthy: func(ctx context.Context, e *machine.Env) error {
 			if err := network.OfflineHealthy(ctx, e, s); err != nil {

@@ -175,8 +175,8 @@ func resetToken(e *machine.Env, active *site.Active) error {
 	case !joining && !active.IsApplied(e):
 		return nil // first boot has not applied this Site
 	}
-	blank := errors.Is(active.NotTaken, slot.ErrBlank)
-	if active.NotTaken != nil && !blank {
+	blank := errors.Is(active.Rejected, slot.ErrBlank)
+	if active.Rejected != nil && !blank {
 		return nil // keep a person's half-written correction
 	}
 	if cert, err := member.KubeletCert(e); err == nil && member.CertNodeName(cert) != active.Node {

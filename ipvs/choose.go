@@ -33,9 +33,9 @@ type candidate struct {
 func choose(masters []candidate, last []kernel.Dest, guarded bool) []kernel.Dest {
 	dests := byState(masters, last)
 	if !serves(dests) {
-		for _, m := range masters {
-			if m.State == Draining {
-				dests[indexDest(dests, m.Addr)].Weight = 1
+		for _, c := range masters {
+			if c.State == Draining {
+				dests[indexDest(dests, c.Addr)].Weight = 1
 			}
 		}
 	}
@@ -50,19 +50,19 @@ func choose(masters []candidate, last []kernel.Dest, guarded bool) []kernel.Dest
 // verdict.
 func byState(masters []candidate, last []kernel.Dest) []kernel.Dest {
 	var dests []kernel.Dest
-	for _, m := range masters {
-		switch m.State {
+	for _, c := range masters {
+		switch c.State {
 		case Up:
-			dests = append(dests, dest(m.Addr, 1))
+			dests = append(dests, dest(c.Addr, 1))
 		case Draining:
-			dests = append(dests, dest(m.Addr, 0))
+			dests = append(dests, dest(c.Addr, 0))
 		case Down:
-			if m.Kept {
-				dests = append(dests, dest(m.Addr, 0))
+			if c.Kept {
+				dests = append(dests, dest(c.Addr, 0))
 			}
 		case Unknown:
-			if i := indexDest(last, m.Addr); i >= 0 {
-				dests = append(dests, dest(m.Addr, last[i].Weight))
+			if i := indexDest(last, c.Addr); i >= 0 {
+				dests = append(dests, dest(c.Addr, last[i].Weight))
 			}
 		}
 	}
@@ -76,27 +76,27 @@ func byState(masters []candidate, last []kernel.Dest) []kernel.Dest {
 func lastResort(masters []candidate, last []kernel.Dest, guarded bool) []kernel.Dest {
 	listed := make(map[netip.AddrPort]candidate, len(masters))
 	var dests []kernel.Dest
-	for _, m := range masters {
-		listed[m.Addr] = m
+	for _, c := range masters {
+		listed[c.Addr] = c
 		switch {
-		case m.Slow, m.Kept && !(guarded && m.Lost):
-			dests = append(dests, dest(m.Addr, 1))
-		case m.Kept:
-			dests = append(dests, dest(m.Addr, 0))
+		case c.Slow, c.Kept && !(guarded && c.Lost):
+			dests = append(dests, dest(c.Addr, 1))
+		case c.Kept:
+			dests = append(dests, dest(c.Addr, 0))
 		}
 	}
-	slow, served := slices.ContainsFunc(masters, func(m candidate) bool { return m.Slow }), serves(last)
+	slow, served := slices.ContainsFunc(masters, func(c candidate) bool { return c.Slow }), serves(last)
 	for _, d := range last {
-		m, ok := listed[d.Addr]
+		c, ok := listed[d.Addr]
 		switch {
-		case m.State == Alien || indexDest(dests, d.Addr) >= 0: // an alien, or already chosen
+		case c.State == Alien || indexDest(dests, d.Addr) >= 0: // an alien, or already chosen
 		case served && d.Weight == 0:
-			if m.State == Unknown { // it is still draining, and its requests may complete
+			if c.State == Unknown { // it is still draining, and its requests may complete
 				dests = append(dests, d)
 			}
-		case guarded && (!ok || m.Lost || m.State == Unknown):
+		case guarded && (!ok || c.Lost || c.State == Unknown):
 			dests = append(dests, dest(d.Addr, 0))
-		case !slow || m.State != Down:
+		case !slow || c.State != Down:
 			dests = append(dests, dest(d.Addr, 1))
 		}
 	}

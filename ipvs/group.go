@@ -175,8 +175,8 @@ func (g *group) watcherProfile() Profile {
 // count returns the number of API servers in a state. g.mu must be held.
 func (g *group) count(s State) int {
 	n := 0
-	for _, m := range g.apiServers {
-		if m.health.State == s {
+	for _, srv := range g.apiServers {
+		if srv.health.State == s {
 			n++
 		}
 	}
@@ -200,14 +200,14 @@ func (g *group) update(s Server) {
 		wake(g.list.learnNow)
 	}
 	if !reflect.DeepEqual(old.Probe, s.Probe) || old.Profile != s.Profile || old.Rise != s.Rise || old.Fall != s.Fall || old.Host != s.Host || old.Joined != s.Joined {
-		for _, m := range g.apiServers {
-			if m.cancel != nil { // nil: updateWatchers has not restarted it yet
-				m.cancel()
-				m.cancel = nil // updateWatchers starts it again
+		for _, srv := range g.apiServers {
+			if srv.cancel != nil { // nil: updateWatchers has not restarted it yet
+				srv.cancel()
+				srv.cancel = nil // updateWatchers starts it again
 			}
-			m.health.Rise, m.health.Fall = s.Rise, s.Fall
+			srv.health.Rise, srv.health.Fall = s.Rise, s.Fall
 			if old.Joined != s.Joined {
-				m.resetHidden() // hiddenSince was measured for the old cluster
+				srv.resetHidden() // hiddenSince was measured for the old cluster
 			}
 		}
 	}
@@ -272,8 +272,8 @@ func (g *group) loadCA() {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for _, m := range g.apiServers {
-		wake(m.renew)
+	for _, srv := range g.apiServers {
+		wake(srv.renew)
 	}
 	g.retryLearning()
 }
@@ -297,8 +297,8 @@ func (g *group) bareTarget(a netip.AddrPort, name string) probe.Target {
 		sni = probe.CertName
 	}
 	t := probe.Target{Addr: a, Name: name, SNI: sni, Probe: g.server.Probe, Roots: g.roots.Load()}
-	if m := g.apiServers[a]; m != nil {
-		t.Sessions = &m.sessions
+	if srv := g.apiServers[a]; srv != nil {
+		t.Sessions = &srv.sessions
 	}
 	return t
 }
@@ -333,31 +333,31 @@ func (g *group) updateWatchers(ctx context.Context) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	want := g.list.addresses(g.server.Masters)
-	for a, m := range g.apiServers {
-		if want[a] != m.name {
-			if m.cancel != nil {
-				m.cancel()
+	for a, srv := range g.apiServers {
+		if want[a] != srv.name {
+			if srv.cancel != nil {
+				srv.cancel()
 			}
 			delete(g.apiServers, a)
 		}
 	}
 	for a, name := range want {
-		m := g.apiServers[a]
-		if m == nil {
-			m = &apiServer{name: name, renew: make(chan struct{}, 1), probeNow: make(chan struct{}, 1),
+		srv := g.apiServers[a]
+		if srv == nil {
+			srv = &apiServer{name: name, renew: make(chan struct{}, 1), probeNow: make(chan struct{}, 1),
 				health: health{Rise: g.server.Rise, Fall: g.server.Fall, Since: time.Now()}}
-			g.apiServers[a] = m
+			g.apiServers[a] = srv
 		}
-		if m.cancel != nil || g.awaitsCA {
+		if srv.cancel != nil || g.awaitsCA {
 			continue
 		}
 		mctx, cancel := context.WithCancel(ctx)
-		m.cancel = cancel
+		srv.cancel = cancel
 		w := &watcher{
-			profile: g.watcherProfile(), fall: g.server.Fall, renew: m.renew, probeNow: m.probeNow, slots: g.d.slots, ticks: g.d.reconciler.ticks,
+			profile: g.watcherProfile(), fall: g.server.Fall, renew: srv.renew, probeNow: srv.probeNow, slots: g.d.slots, ticks: g.d.reconciler.ticks,
 			target:       func() probe.Target { return g.target(a, name) },
-			observe:      func(c probe.Outcome, err error) (State, bool) { return g.observe(mctx, a, m, c, err) },
-			clusterCheck: func(ctx context.Context) (probe.Outcome, error) { return g.checkCluster(ctx, a, m) },
+			observe:      func(outcome probe.Outcome, err error) (State, bool) { return g.observe(mctx, a, srv, outcome, err) },
+			clusterCheck: func(ctx context.Context) (probe.Outcome, error) { return g.checkCluster(ctx, a, srv) },
 			count:        func(c counter) { g.d.stats.wire[c].Add(1) },
 			alone: func() bool {
 				g.mu.Lock()
@@ -372,46 +372,46 @@ func (g *group) updateWatchers(ctx context.Context) {
 
 // observe records one outcome of a watcher, and returns the new state and
 // whether to probe again soon.
-func (g *group) observe(ctx context.Context, a netip.AddrPort, m *apiServer, c probe.Outcome, err error) (State, bool) {
+func (g *group) observe(ctx context.Context, a netip.AddrPort, srv *apiServer, outcome probe.Outcome, err error) (State, bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if ctx.Err() != nil { // the watcher was stopped
-		return m.health.State, false
+		return srv.health.State, false
 	}
-	before, wasLost, wasSlow, answered := m.health.State, m.lost(), m.health.slow(), m.health.answering
-	changed := m.health.observe(c, time.Now())
-	m.err = ""
+	before, wasLost, wasSlow, answered := srv.health.State, srv.lost(), srv.health.slow(), srv.health.answering
+	changed := srv.health.observe(outcome, time.Now())
+	srv.err = ""
 	if err != nil {
-		m.err = err.Error()
+		srv.err = err.Error()
 	}
-	if skewed := c == probe.SkewedOK; skewed != m.skewed {
-		m.skewed = skewed
+	if skewed := outcome == probe.SkewedOK; skewed != srv.skewed {
+		srv.skewed = skewed
 		if skewed && !changed { // otherwise the line below contains it
-			g.d.logf("%s: API server %s: %s", g.vip, a, c)
+			g.d.logf("%s: API server %s: %s", g.vip, a, outcome)
 		}
 	}
-	if g.guarded() && m.lost() != wasLost || m.health.slow() != wasSlow || m.health.answering != answered {
+	if g.guarded() && srv.lost() != wasLost || srv.health.slow() != wasSlow || srv.health.answering != answered {
 		wake(g.changed)
 	}
-	if m.health.answering && !answered {
-		time.AfterFunc(time.Until(m.health.closeAt), func() { wake(g.changed) })
+	if srv.health.answering && !answered {
+		time.AfterFunc(time.Until(srv.health.closeAt), func() { wake(g.changed) })
 	}
 	if changed {
 		g.d.stats.transitions.Add(1)
-		detail := c.String()
-		if m.err != "" {
-			detail += ": " + m.err
+		detail := outcome.String()
+		if srv.err != "" {
+			detail += ": " + srv.err
 		}
-		g.d.logf("%s: API server %s is %s, it was %s (%s)", g.vip, a, m.health.State, before, detail)
+		g.d.logf("%s: API server %s is %s, it was %s (%s)", g.vip, a, srv.health.State, before, detail)
 		wake(g.changed)
-		if m.health.State == Up {
+		if srv.health.State == Up {
 			g.retryLearning()
 		}
-		if named := m.name != a.Addr().String(); named && before == Up {
+		if named := srv.name != a.Addr().String(); named && before == Up {
 			wake(g.list.resolveNow) // the API server's name may have another address now
 		}
 	}
-	return m.health.State, m.health.probeSoon()
+	return srv.health.State, srv.health.probeSoon()
 }
 
 // apply chooses the real servers and passes them to the reconciler.
@@ -421,8 +421,8 @@ func (g *group) apply(ctx context.Context) {
 	now, alone := time.Now(), g.count(Up) == 0
 	candidates := make([]candidate, 0, len(g.apiServers))
 	via := make([]netip.Addr, 0, len(g.apiServers))
-	for a, m := range g.apiServers {
-		candidates = append(candidates, candidate{a, m.health.State, m.lost(), m.health.slow(), m.health.keeps(now, alone)})
+	for a, srv := range g.apiServers {
+		candidates = append(candidates, candidate{a, srv.health.State, srv.lost(), srv.health.slow(), srv.health.keeps(now, alone)})
 		via = append(via, a.Addr())
 	}
 	judged := g.list.lookedUp && len(candidates) > 0 && g.count(Unknown) == 0
@@ -432,8 +432,8 @@ func (g *group) apply(ctx context.Context) {
 	previous := g.serving()
 	if g.lastDests = dests; len(g.serving()) > 0 { // if no API server serves, all stay listed
 		g.lastDests = slices.DeleteFunc(slices.Clone(dests), func(d kernel.Dest) bool {
-			m := g.apiServers[d.Addr]
-			return d.Weight == 0 && m != nil && m.health.State != Unknown // one without a verdict may still be draining
+			srv := g.apiServers[d.Addr]
+			return d.Weight == 0 && srv != nil && srv.health.State != Unknown // one without a verdict may still be draining
 		})
 	}
 	last := g.serving()
@@ -491,7 +491,7 @@ func (g *group) hosts(ctx context.Context) {
 	var gone netip.AddrPort
 	if g.d.absent.Load() && old.IsValid() && old != at {
 		a := netip.AddrPortFrom(old, g.vip.Port())
-		if m := g.apiServers[a]; m == nil || m.health.State == Down && at != g.vip.Addr() || m.health.State == Alien {
+		if srv := g.apiServers[a]; srv == nil || srv.health.State == Down && at != g.vip.Addr() || srv.health.State == Alien {
 			gone = a
 		}
 	}

@@ -169,9 +169,9 @@ func uidOf(ctx context.Context, t probe.Target, path string) (shownUID, error) {
 }
 
 // checkCluster checks the cluster of an API server on a new connection.
-func (g *group) checkCluster(ctx context.Context, a netip.AddrPort, m *apiServer) (probe.Outcome, error) {
+func (g *group) checkCluster(ctx context.Context, a netip.AddrPort, srv *apiServer) (probe.Outcome, error) {
 	g.mu.Lock()
-	joined, name := g.server.Joined, m.name
+	joined, name := g.server.Joined, srv.name
 	g.mu.Unlock()
 	t := g.target(a, name)
 	if joined == (Joined{}) || t.Roots == nil || t.Probe.Unsafe || t.Probe.Plain {
@@ -180,9 +180,9 @@ func (g *group) checkCluster(ctx context.Context, a netip.AddrPort, m *apiServer
 	outcome, err := joined.check(ctx, t)
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if m.hiddenForLong(err, time.Now()) {
-		if !m.trustedAnyway { // log it once
-			m.trustedAnyway = true
+	if srv.hiddenForLong(err, time.Now()) {
+		if !srv.trustedAnyway { // log it once
+			srv.trustedAnyway = true
 			g.d.logf("%s: API server %s: %v for %s: trusting it as an API server of the cluster that this node joined", g.vip, a, err, maxHidden)
 		}
 		return probe.OK, nil
@@ -192,19 +192,19 @@ func (g *group) checkCluster(ctx context.Context, a netip.AddrPort, m *apiServer
 
 // hiddenForLong records the result of a check. It reports whether the API server has shown nothing
 // for maxHidden.
-func (m *apiServer) hiddenForLong(err error, now time.Time) bool {
+func (srv *apiServer) hiddenForLong(err error, now time.Time) bool {
 	if !errors.Is(err, errHidden) {
-		m.resetHidden()
+		srv.resetHidden()
 		return false
 	}
-	if m.hiddenSince.IsZero() {
-		m.hiddenSince = now
+	if srv.hiddenSince.IsZero() {
+		srv.hiddenSince = now
 	}
-	return now.Sub(m.hiddenSince) >= maxHidden
+	return now.Sub(srv.hiddenSince) >= maxHidden
 }
 
 // resetHidden forgets how long the API server has shown nothing.
-func (m *apiServer) resetHidden() { m.hiddenSince, m.trustedAnyway = time.Time{}, false }
+func (srv *apiServer) resetHidden() { srv.hiddenSince, srv.trustedAnyway = time.Time{}, false }
 
 // guarded reports whether API servers must show their cluster. g.mu must be
 // held.
@@ -212,6 +212,6 @@ func (g *group) guarded() bool { return g.server.Joined != (Joined{}) }
 
 // lost reports whether an API server is down and does not answer, so that it could come back in
 // another cluster. A server that answers with errors, or late, is still the same one.
-func (m *apiServer) lost() bool {
-	return m.health.State == Down && !m.health.Outcome.Answered() && !m.health.slow()
+func (srv *apiServer) lost() bool {
+	return srv.health.State == Down && !srv.health.Outcome.Answered() && !srv.health.slow()
 }

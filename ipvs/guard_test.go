@@ -83,8 +83,8 @@ func (s *shows) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	io.WriteString(w, `{"kind":"PartialObjectMetadata","metadata":{"name":"x","uid":"`+answer+`"}}`)
 }
 
-// TestVouch checks which answers prove the cluster that the node joined.
-func TestVouch(t *testing.T) {
+// TestJoinedCheck checks which answers prove the cluster that the node joined.
+func TestJoinedCheck(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	for _, tt := range []struct {
 		name, info, node string
@@ -126,10 +126,10 @@ func TestVouch(t *testing.T) {
 	}
 }
 
-// TestVouchByService checks a configuration with the Service's UID: a re-created cluster is
+// TestJoinedCheckWithService checks a configuration with the Service's UID: a re-created cluster is
 // recognized even before it has published anything, and no API server is trusted only because time
 // has passed.
-func TestVouchByService(t *testing.T) {
+func TestJoinedCheckWithService(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	for _, tt := range []struct {
 		name, info, node, service string
@@ -225,9 +225,9 @@ func TestHiddenForLong(t *testing.T) {
 	}
 }
 
-// TestExcusedOnce checks that an API server that has shown nothing for maxHidden is trusted on each
+// TestTrustedAnywayIsLoggedOnce checks that an API server that has shown nothing for maxHidden is trusted on each
 // new connection, and that this is logged once.
-func TestExcusedOnce(t *testing.T) {
+func TestTrustedAnywayIsLoggedOnce(t *testing.T) {
 	w := newGuardedWorld(t)
 	w.start(w.s)
 	w.eventually("it serves", w.serves("1"))
@@ -263,9 +263,9 @@ func TestExcusedOnce(t *testing.T) {
 	}
 }
 
-// TestWitnessesChangeOneByOne changes the cluster's UIDs one after the other. The API server must
+// TestUIDsChangeOneByOne changes the cluster's UIDs one after the other. The API server must
 // keep serving, because one UID always matches and first boot records the changed one again.
-func TestWitnessesChangeOneByOne(t *testing.T) {
+func TestUIDsChangeOneByOne(t *testing.T) {
 	w := newGuardedWorld(t)
 	w.start(w.s)
 	w.eventually("it serves", w.serves("1"))
@@ -296,9 +296,9 @@ func TestWitnessesChangeOneByOne(t *testing.T) {
 	}
 }
 
-// TestRewrittenNote checks that the daemon uses the new UIDs once first boot has rewritten them in
-// the configuration.
-func TestRewrittenNote(t *testing.T) {
+// TestRecordedUIDsChange checks that the daemon uses the new UIDs once first boot has rewritten them
+// in the configuration.
+func TestRecordedUIDsChange(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 0)
 	file := filepath.Join(t.TempDir(), "ipvs.json")
@@ -320,7 +320,7 @@ func TestRewrittenNote(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	goesBy := func(joined Joined) func() bool {
+	uses := func(joined Joined) func() bool {
 		return func() bool {
 			for _, g := range d.kept() {
 				g.mu.Lock()
@@ -330,10 +330,10 @@ func TestRewrittenNote(t *testing.T) {
 			return false
 		}
 	}
-	w.eventually("the daemon uses the recorded UIDs", goesBy(joinedOld))
+	w.eventually("the daemon uses the recorded UIDs", uses(joinedOld))
 	for _, joined := range []Joined{{newInfo, "shop-1", oldNode, oldSvc}, {newInfo, "shop-1", newNode, newSvc}} {
 		write(joined)
-		w.eventually("the daemon uses the new recorded UIDs", goesBy(joined))
+		w.eventually("the daemon uses the new recorded UIDs", uses(joined))
 	}
 }
 
@@ -373,10 +373,10 @@ func (w *guardedWorld) serves(weight string) func() bool {
 	return func() bool { return w.kernel.text() == want }
 }
 
-// TestBornAgain checks the only API server when it returns in a cluster that was re-created with
+// TestRecreatedCluster checks the only API server when it returns in a cluster that was re-created with
 // the same keys. It gets no new connections; existing ones stay until it has shown another cluster.
 // When the joined cluster returns, it gets traffic at once.
-func TestBornAgain(t *testing.T) {
+func TestRecreatedCluster(t *testing.T) {
 	w := newGuardedWorld(t)
 	mine := kernel.Conn{Client: netip.MustParseAddrPort("10.0.0.100:1"), Virtual: w.s.VIP, Dest: w.m.addr}
 	w.kernel.change(func() { w.kernel.conns = []kernel.Conn{mine} })
@@ -478,9 +478,9 @@ func TestSameClusterComesBack(t *testing.T) {
 	}
 }
 
-// TestBornAgainWithoutIPVS checks that without IPVS, no API server of a re-created cluster gets
+// TestRecreatedClusterWithoutIPVS checks that without IPVS, no API server of a re-created cluster gets
 // into /etc/hosts.
-func TestBornAgainWithoutIPVS(t *testing.T) {
+func TestRecreatedClusterWithoutIPVS(t *testing.T) {
 	t.Parallel()
 	w := newGuardedWorld(t)
 	w.kernel.absent = true

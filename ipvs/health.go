@@ -58,23 +58,23 @@ type health struct {
 const closeAfter = 20 * time.Second
 
 // observe records the outcome of one probe and reports whether State changed.
-func (h *health) observe(c probe.Outcome, now time.Time) bool {
-	h.Outcome = c
+func (h *health) observe(outcome probe.Outcome, now time.Time) bool {
+	h.Outcome = outcome
 	// If a connection to a server that is up breaks, the next attempt shows whether it has stopped.
-	broke := c == probe.Closed && h.State == Up && h.bad == 0
-	if !c.Alive() && c != probe.Late && c != probe.Overdue && c != probe.Busy {
+	broke := outcome == probe.Closed && h.State == Up && h.bad == 0
+	if !outcome.Alive() && outcome != probe.Late && outcome != probe.Overdue && outcome != probe.Busy {
 		h.lateOnly = h.lateOnly && broke
-		h.answering = h.answering && c == probe.ServerError
-	} else if c.Alive() {
+		h.answering = h.answering && outcome == probe.ServerError
+	} else if outcome.Alive() {
 		h.lateOnly = true
 	}
 	switch {
-	case c == probe.Identity || c == probe.Recreated:
+	case outcome == probe.Identity || outcome == probe.Recreated:
 		h.good, h.bad = 0, 0
 		return h.enter(Alien, now) // at once: a wrong identity is not a temporary failure
-	case c.Alive():
+	case outcome.Alive():
 		return h.succeeded(now)
-	case c == probe.Draining:
+	case outcome == probe.Draining:
 		h.good, h.bad = 0, 0
 		return h.State != Alien && h.enter(Draining, now)
 	}

@@ -311,18 +311,18 @@ func (g *group) pickSource() (from probe.Target, configured []Master) {
 func (g *group) nextSource() (source netip.AddrPort, name string, configured []Master) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if m := g.apiServers[g.list.source]; m == nil || m.health.State != Up {
+	if srv := g.apiServers[g.list.source]; srv == nil || srv.health.State != Up {
 		g.list.source = netip.AddrPort{}
-		for a, m := range g.apiServers {
-			if m.health.State == Up {
+		for a, srv := range g.apiServers {
+			if srv.health.State == Up {
 				g.list.source = a
 				break
 			}
 		}
 	}
-	m := g.apiServers[g.list.source]
-	if g.list.noSource = m == nil || g.roots.Load() == nil; m != nil {
-		name = m.name
+	srv := g.apiServers[g.list.source]
+	if g.list.noSource = srv == nil || g.roots.Load() == nil; srv != nil {
+		name = srv.name
 	}
 	return g.list.source, name, g.server.Masters
 }

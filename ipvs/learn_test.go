@@ -37,9 +37,9 @@ func nodeCert(t *testing.T, c *ca) string {
 	return file
 }
 
-// TestLearnWhenSomebodyIsThere checks that no error is logged while no API server is up, and that
+// TestLearningWaitsForAnAPIServer checks that no error is logged while no API server is up, and that
 // the list is read as soon as one is up.
-func TestLearnWhenSomebodyIsThere(t *testing.T) {
+func TestLearningWaitsForAnAPIServer(t *testing.T) {
 	t.Parallel()
 	for _, what := range []string{"the network", "the CA"} {
 		t.Run(what+" comes late", func(t *testing.T) {

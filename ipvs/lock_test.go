@@ -54,9 +54,9 @@ func TestSecondDaemonIsRefused(t *testing.T) {
 	w.start(s) // the next process can start at once
 }
 
-// TestSquatter checks that neither an unprivileged process nor one in the same network namespace,
+// TestLockHeldByOthers checks that neither an unprivileged process nor one in the same network namespace,
 // even as root, can prevent ipvscare from starting.
-func TestSquatter(t *testing.T) {
+func TestLockHeldByOthers(t *testing.T) {
 	desk.NeedRoot(t, "it changes its user ID")
 	w := newWorld(t, 1)
 	s := testServer(t, 204)
@@ -217,9 +217,9 @@ func TestHostsReplacedUnderAMount(t *testing.T) {
 	}
 }
 
-// TestRejectedReloadLetsGo checks that the locks of a rejected configuration are free for the next
+// TestRejectedReloadUnlocks checks that the locks of a rejected configuration are free for the next
 // one.
-func TestRejectedReloadLetsGo(t *testing.T) {
+func TestRejectedReloadUnlocks(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "run")
 	if err := files.UseRunDir(dir); err != nil {
 		t.Fatal(err)

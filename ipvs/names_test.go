@@ -62,8 +62,9 @@ func namesGroup(t *testing.T, state string, lookup func(context.Context, string,
 	return g, lines
 }
 
-// TestNamesOutliveABoot checks that the API servers' addresses are known after a boot without DNS.
-func TestNamesOutliveABoot(t *testing.T) {
+// TestAddressesOfNamesSurviveAReboot checks that the API servers' addresses are known after a boot
+// without DNS.
+func TestAddressesOfNamesSurviveAReboot(t *testing.T) {
 	state := filepath.Join(t.TempDir(), "state")
 	z := zone{"ip4 a.example": addrs("192.0.2.12", "192.0.2.11"), "ip4 b.example": addrs("192.0.2.13")}
 	g, _ := namesGroup(t, state, z.lookup, "a.example:6443", "b.example:6443", "192.0.2.14:6443")
@@ -102,9 +103,9 @@ func TestNamesOutliveABoot(t *testing.T) {
 	}
 }
 
-// TestSameErrorIsSaidOnce checks that a lookup's error is logged once, although net's resolver puts
+// TestSameErrorIsLoggedOnce checks that a lookup's error is logged once, although net's resolver puts
 // another local port into it each time.
-func TestSameErrorIsSaidOnce(t *testing.T) {
+func TestSameErrorIsLoggedOnce(t *testing.T) {
 	pc, err := net.ListenPacket("udp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -133,9 +134,9 @@ func TestSameErrorIsSaidOnce(t *testing.T) {
 	}
 }
 
-// TestNamesSpareTheDisk checks that a name whose address changes at each lookup is not written each
-// time.
-func TestNamesSpareTheDisk(t *testing.T) {
+// TestNamesAreWrittenRarely checks that a name whose address changes at each lookup is not written
+// each time.
+func TestNamesAreWrittenRarely(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		state := t.TempDir()
 		n := 0

@@ -149,9 +149,9 @@ func TestHostChangesWhileHostsIsLocked(t *testing.T) {
 	}
 }
 
-// TestCleanKeepsTheNoteOfWhatItLeaves checks that a second Clean removes everything that the first
-// one could not remove.
-func TestCleanKeepsTheNoteOfWhatItLeaves(t *testing.T) {
+// TestCleanKeepsTheNoteOfARemainingLine checks that the note stays if Clean could not remove the
+// lines of the hosts file, so that a second Clean removes them.
+func TestCleanKeepsTheNoteOfARemainingLine(t *testing.T) {
 	w := newWorld(t, 0)
 	s := testServer(t, 1)
 	d := NewDaemon(Options{RunDir: w.run, HostsFile: w.hosts})

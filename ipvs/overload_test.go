@@ -13,11 +13,11 @@ import (
 	"github.com/edgebake/edgebake/ipvs/probe"
 )
 
-// TestOverloadedAPIServerIsAskedSeldom checks a joined node whose connection to its only API server
+// TestOverloadedAPIServerIsProbedRarely checks a joined node whose connection to its only API server
 // broke, while the server is too busy to show its cluster. The node sends few requests, new
 // connections still go to the server, and the node notices within half a minute that it has
 // recovered.
-func TestOverloadedAPIServerIsAskedSeldom(t *testing.T) {
+func TestOverloadedAPIServerIsProbedRarely(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	for _, tt := range []struct {
 		name   string

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	mrand "math/rand/v2"
 	"net/http"
-	"net/netip"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -64,7 +63,7 @@ func TestSlowServer(t *testing.T) {
 					m := newFakeMaster(t, cert)
 					m.slow = true
 					m.start()
-					s := sense(t, m, LAN(), c.roots(t))
+					s := startWatcher(t, m, LAN(), c.roots(t))
 					defer s.stop(m)
 					time.Sleep(time.Minute)
 					d0 := m.dials.Load()
@@ -101,15 +100,15 @@ func TestSlowServer(t *testing.T) {
 	}
 }
 
-// TestAnswerWithinADoubt checks that over HTTP/1.1 a late answer ends the inquiry at once, and the
+// TestAnswerDuringInquiry checks that over HTTP/1.1 a late answer ends the inquiry at once, and the
 // API server stays up.
-func TestAnswerWithinADoubt(t *testing.T) {
+func TestAnswerDuringInquiry(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	synctest.Test(t, func(t *testing.T) {
 		m := newFakeMaster(t, cert)
 		m.slow, m.plain = true, true
 		m.start()
-		s := sense(t, m, LAN(), c.roots(t))
+		s := startWatcher(t, m, LAN(), c.roots(t))
 		defer s.stop(m)
 		time.Sleep(time.Minute)
 		m.lag.Store(int64(700 * time.Millisecond))
@@ -211,9 +210,9 @@ func TestSlowAfterARestart(t *testing.T) {
 	}
 }
 
-// TestKeptByAGuardedNode checks a guarded group when an API server answers with errors: if it is
-// the only one, it keeps serving; if it is one of two, its connections are not closed.
-func TestKeptByAGuardedNode(t *testing.T) {
+// TestGuardedNodeKeepsConnections checks a guarded group when an API server answers with errors: if
+// it is the only one, it keeps serving; if it is one of two, its connections are not closed.
+func TestGuardedNodeKeepsConnections(t *testing.T) {
 	now := time.Unix(1000, 0)
 	m := &apiServer{health: health{Rise: 2, Fall: 2}}
 	serving := []kernel.Dest{dest(addrAt(1), 1)}
@@ -241,7 +240,7 @@ func TestFewConnections(t *testing.T) {
 			m := newFakeMaster(t, cert)
 			m.slams.Store(true)
 			m.start()
-			s := sense(t, m, LAN(), c.roots(t))
+			s := startWatcher(t, m, LAN(), c.roots(t))
 			s.others.Store(others)
 			defer s.stop(m)
 			time.Sleep(time.Minute)
@@ -260,7 +259,7 @@ func TestRestartAfterAHang(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			m := newFakeMaster(t, cert)
 			m.start()
-			s := sense(t, m, LAN(), c.roots(t))
+			s := startWatcher(t, m, LAN(), c.roots(t))
 			defer s.stop(m)
 			time.Sleep(time.Minute)
 			m.hung.Store(true)
@@ -296,9 +295,9 @@ func TestReturn(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				m := newFakeMaster(t, cert)
 				m.start()
-				var all []*sensed
+				var all []*testWatcher
 				for range nodes {
-					s := sense(t, m, LAN(), c.roots(t))
+					s := startWatcher(t, m, LAN(), c.roots(t))
 					s.others.Store(tt.others)
 					all = append(all, s)
 				}
@@ -342,7 +341,7 @@ func TestUrgentReturn(t *testing.T) {
 			p.Spread = time.Hour
 			m := newFakeMaster(t, cert)
 			m.start()
-			s := sense(t, m, p, c.roots(t))
+			s := startWatcher(t, m, p, c.roots(t))
 			s.others.Store(true)
 			defer s.stop(m)
 			time.Sleep(time.Minute)
@@ -356,66 +355,6 @@ func TestUrgentReturn(t *testing.T) {
 				t.Errorf("the API server is %s", st)
 			}
 		})
-	}
-}
-
-// TestSlowHealth checks which API servers that are down are only slow.
-func TestSlowHealth(t *testing.T) {
-	for _, tt := range []struct {
-		name string
-		in   []probe.Outcome
-		want bool
-	}{
-		{"late", []probe.Outcome{probe.OK, probe.Late, probe.Late}, true},
-		{"still late", []probe.Outcome{probe.OK, probe.Late, probe.Late, probe.OK, probe.Late}, true},
-		{"a connection broke while it was up", []probe.Outcome{probe.OK, probe.Closed, probe.OK, probe.Late, probe.Late}, true},
-		{"never up", []probe.Outcome{probe.Late, probe.Late}, false},
-		{"nothing answers, not even its kernel", []probe.Outcome{probe.OK, probe.Timeout, probe.Timeout}, false},
-		{"it refused", []probe.Outcome{probe.OK, probe.Late, probe.Late, probe.Refused, probe.Late}, false},
-		{"it broke the connection", []probe.Outcome{probe.OK, probe.Late, probe.Late, probe.Closed, probe.Late}, false},
-		{"it refused, and is up again", []probe.Outcome{probe.OK, probe.Refused, probe.Refused, probe.OK, probe.OK, probe.Late, probe.Late}, true},
-		{"another's", []probe.Outcome{probe.OK, probe.Late, probe.Late, probe.Identity}, false},
-		{"another's, and late", []probe.Outcome{probe.OK, probe.Recreated, probe.Late, probe.Late}, false},
-		{"up", []probe.Outcome{probe.OK, probe.Late}, false},
-	} {
-		h := health{Rise: 2, Fall: 2}
-		for _, c := range tt.in {
-			h.observe(c, time.Unix(0, 0))
-		}
-		if got := h.slow(); got != tt.want {
-			t.Errorf("%s: %t, want %t", tt.name, got, tt.want)
-		}
-	}
-}
-
-// TestChooseSlow checks that a slow API server serves if there is no better one.
-func TestChooseSlow(t *testing.T) {
-	a, b, c := addrAt(1), addrAt(2), addrAt(3)
-	w := func(a netip.AddrPort, n int) kernel.Dest {
-		return kernel.Dest{Addr: a, Weight: n, Forward: kernel.Masq}
-	}
-	slow := func(a netip.AddrPort) candidate { return candidate{a, Down, false, true, false} }
-	dead := func(a netip.AddrPort) candidate { return candidate{a, Down, true, false, false} }
-	for _, tt := range []struct {
-		name             string
-		masters          []candidate
-		last             []kernel.Dest
-		want, whenJoined []kernel.Dest
-	}{
-		{"alone", []candidate{slow(a)}, []kernel.Dest{w(a, 1)}, []kernel.Dest{w(a, 1)}, []kernel.Dest{w(a, 1)}},
-		{"a better one serves", []candidate{slow(a), {b, Up, false, false, false}}, []kernel.Dest{w(a, 1), w(b, 1)}, []kernel.Dest{w(b, 1)}, []kernel.Dest{w(b, 1)}},
-		{"the other refuses", []candidate{slow(a), dead(b)}, []kernel.Dest{w(a, 1), w(b, 1)}, []kernel.Dest{w(a, 1)}, []kernel.Dest{w(a, 1), w(b, 0)}},
-		{"the other is of another cluster", []candidate{slow(a), {b, Alien, false, false, false}}, []kernel.Dest{w(b, 1)}, []kernel.Dest{w(a, 1)}, []kernel.Dest{w(a, 1)}},
-		{"it was out, and the last one refuses now", []candidate{slow(a), dead(b)}, []kernel.Dest{w(b, 1)}, []kernel.Dest{w(a, 1)}, []kernel.Dest{w(a, 1), w(b, 0)}},
-		{"all are slow", []candidate{slow(a), slow(b), slow(c)}, []kernel.Dest{w(c, 1)}, []kernel.Dest{w(a, 1), w(b, 1), w(c, 1)}, []kernel.Dest{w(a, 1), w(b, 1), w(c, 1)}},
-		{"one drains", []candidate{slow(a), {b, Draining, false, false, false}}, []kernel.Dest{w(a, 1), w(b, 0)}, []kernel.Dest{w(b, 1)}, []kernel.Dest{w(b, 1)}},
-	} {
-		if got := choose(tt.masters, tt.last, false); !slices.Equal(got, tt.want) {
-			t.Errorf("%s: %v, want %v", tt.name, got, tt.want)
-		}
-		if got := choose(tt.masters, tt.last, true); !slices.Equal(got, tt.whenJoined) {
-			t.Errorf("%s, on a node that has joined: %v, want %v", tt.name, got, tt.whenJoined)
-		}
 	}
 }
 
@@ -463,7 +402,7 @@ func TestHTTP1(t *testing.T) {
 			h.takes.Store(int64(takes))
 			m.http.Handler, m.plain = h, true
 			m.start()
-			s := sense(t, m, LAN(), c.roots(t))
+			s := startWatcher(t, m, LAN(), c.roots(t))
 			time.Sleep(time.Minute)
 			before := h.asked.Load()
 			time.Sleep(10 * time.Minute)
@@ -487,7 +426,7 @@ func TestHTTP1(t *testing.T) {
 			w.Write([]byte("ok"))
 		})
 		m.start()
-		s := senseBy(t, m, LAN(), c.roots(t), probe.Spec{Method: "HEAD", Path: "/readyz"})
+		s := startWatcherWith(t, m, LAN(), c.roots(t), probe.Spec{Method: "HEAD", Path: "/readyz"})
 		defer s.stop(m)
 		time.Sleep(time.Minute)
 		if fmt.Sprint(s.events) != "[up (ready)]" {
@@ -496,17 +435,18 @@ func TestHTTP1(t *testing.T) {
 	})
 }
 
-// TestReturnOfAClosing checks an API server that closes the connection after each answer, as
-// kube-apiserver does without a valid client certificate. It must be up soon after its errors end.
-func TestReturnOfAClosing(t *testing.T) {
+// TestReturnOfAServerThatClosesConnections checks an API server that closes the connection after each
+// answer, as kube-apiserver does without a valid client certificate. It must be up soon after its
+// errors end.
+func TestReturnOfAServerThatClosesConnections(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	for range 10 {
 		synctest.Test(t, func(t *testing.T) {
 			m := newFakeMaster(t, cert)
-			m.strangers = true
+			m.closesEach = true
 			m.status.Store(500)
 			m.start()
-			s := sense(t, m, LAN(), c.roots(t))
+			s := startWatcher(t, m, LAN(), c.roots(t))
 			defer s.stop(m)
 			time.Sleep(time.Minute + time.Duration(mrand.Int64N(int64(time.Minute))))
 			m.status.Store(200)
@@ -523,9 +463,9 @@ func TestReturnOfAClosing(t *testing.T) {
 			p := LAN()
 			p.Spread = 10 * time.Minute
 			m := newFakeMaster(t, cert)
-			m.strangers, m.client = true, &cert
+			m.closesEach, m.client = true, &cert
 			m.start()
-			s := sense(t, m, p, c.roots(t))
+			s := startWatcher(t, m, p, c.roots(t))
 			s.others.Store(true)
 			defer s.stop(m)
 			time.Sleep(time.Minute)
@@ -548,10 +488,10 @@ func TestRejectedCertificate(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	synctest.Test(t, func(t *testing.T) {
 		m := newFakeMaster(t, cert)
-		m.strangers, m.client = true, &cert
+		m.closesEach, m.client = true, &cert
 		m.status.Store(http.StatusUnauthorized)
 		m.start()
-		s := sense(t, m, LAN(), c.roots(t))
+		s := startWatcher(t, m, LAN(), c.roots(t))
 		defer s.stop(m)
 		time.Sleep(10 * time.Minute)
 		before := m.dials.Load()

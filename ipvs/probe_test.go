@@ -9,7 +9,6 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
-	"errors"
 	"fmt"
 	"io"
 	"log"
@@ -100,10 +99,10 @@ type fakeMaster struct {
 	// lag is the delay of everything that the master writes.
 	lag  atomic.Int64
 	slow bool
-	// strangers makes the master close the connection after each answer, as kube-apiserver does
+	// closesEach makes the API server close the connection after each answer, as kube-apiserver does
 	// with HTTP/2 clients that have no certificate.
-	strangers bool
-	client    *tls.Certificate // certificate of the node; nil: none
+	closesEach bool
+	client     *tls.Certificate // certificate of the node; nil: none
 
 	conns   []*switchable
 	dials   atomic.Int64
@@ -205,7 +204,7 @@ func newFakeMaster(t testing.TB, cert tls.Certificate) *fakeMaster {
 	m.http.ErrorLog = log.New(io.Discard, "", 0)
 	m.http.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		m.asked.Add(1)
-		if m.strangers {
+		if m.closesEach {
 			w.Header().Set("Connection", "close")
 		}
 		if m.date != "" {
@@ -277,12 +276,16 @@ func (m *fakeMaster) dial(ctx context.Context, addr netip.AddrPort) (net.Conn, e
 	m.mu.Lock()
 	m.conns = append(m.conns, s)
 	m.mu.Unlock()
-	m.ln.conns <- s
-	return client, nil
+	select {
+	case m.ln.conns <- s:
+		return client, nil
+	case <-m.ln.done: // stopped meanwhile
+		return nil, net.ErrClosed
+	}
 }
 
-// sensed runs a watcher against the master and records its state.
-type sensed struct {
+// testWatcher is a watcher of a fakeMaster, with the state that follows from its outcomes.
+type testWatcher struct {
 	mu     sync.Mutex
 	health health
 	events []string
@@ -296,15 +299,15 @@ type sensed struct {
 	idle   atomic.Bool // no program of the node uses this one
 }
 
-func sense(t testing.TB, m *fakeMaster, p Profile, r *probe.Roots) *sensed {
+func startWatcher(t testing.TB, m *fakeMaster, p Profile, r *probe.Roots) *testWatcher {
 	t.Helper()
-	return senseBy(t, m, p, r, probe.Spec{Method: "GET", Path: "/readyz"})
+	return startWatcherWith(t, m, p, r, probe.Spec{Method: "GET", Path: "/readyz"})
 }
 
-func senseBy(t testing.TB, m *fakeMaster, p Profile, r *probe.Roots, asked probe.Spec) *sensed {
+func startWatcherWith(t testing.TB, m *fakeMaster, p Profile, r *probe.Roots, asked probe.Spec) *testWatcher {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	s := &sensed{health: health{Rise: 2, Fall: 2}, cancel: cancel, done: make(chan struct{}), needed: make(chan struct{}, 1)}
+	s := &testWatcher{health: health{Rise: 2, Fall: 2}, cancel: cancel, done: make(chan struct{}), needed: make(chan struct{}, 1)}
 	w := &watcher{profile: p, fall: 2, renew: make(chan struct{}, 1), probeNow: s.needed, slots: make(chan struct{}, maxHandshakes), ticks: tickTimes{time.Now()},
 		alone: func() bool { return !s.others.Load() },
 		target: func() probe.Target {
@@ -335,7 +338,7 @@ func senseBy(t testing.TB, m *fakeMaster, p Profile, r *probe.Roots, asked probe
 
 // use simulates programs of the node that send a packet to
 // the API server every interval while idle is false.
-func (s *sensed) use(every time.Duration) {
+func (s *testWatcher) use(every time.Duration) {
 	tick := time.NewTicker(every)
 	go func() {
 		defer tick.Stop()
@@ -352,7 +355,7 @@ func (s *sensed) use(every time.Duration) {
 	}()
 }
 
-func (s *sensed) stop(m *fakeMaster) {
+func (s *testWatcher) stop(m *fakeMaster) {
 	s.cancel()
 	m.stop()
 	<-s.done
@@ -360,7 +363,7 @@ func (s *sensed) stop(m *fakeMaster) {
 	time.Sleep(time.Minute)
 }
 
-func (s *sensed) state() (State, time.Time) {
+func (s *testWatcher) state() (State, time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.health.State, s.at
@@ -374,9 +377,9 @@ func bubbleCerts(t testing.TB) (*ca, tls.Certificate) {
 	return c, c.issue(t, from, to, "kubernetes", "apiserver.cluster.local")
 }
 
-// TestSensing measures the time to detect a fault at each phase of the probe,
+// TestFailureDetection measures the time to detect a fault at each phase of the probe,
 // for an API server that programs of the node use and for an unused one.
-func TestSensing(t *testing.T) {
+func TestFailureDetection(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	for _, f := range []struct {
 		name    string
@@ -398,7 +401,7 @@ func TestSensing(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					m := newFakeMaster(t, cert)
 					m.start()
-					s := sense(t, m, LAN(), c.roots(t))
+					s := startWatcher(t, m, LAN(), c.roots(t))
 					defer s.stop(m)
 					if f.used {
 						s.use(keepTick)
@@ -445,16 +448,16 @@ func TestSensing(t *testing.T) {
 	}
 }
 
-// TestStranger checks a node that has not joined, for which kube-apiserver closes the connection
+// TestAnonymousProbes checks a node that has not joined. For its requests kube-apiserver closes the connection
 // after every answer. These closes are no faults. There are few requests, each on its own
 // connection. A kill between requests is detected at once.
-func TestStranger(t *testing.T) {
+func TestAnonymousProbes(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	synctest.Test(t, func(t *testing.T) {
 		m := newFakeMaster(t, cert)
-		m.strangers = true
+		m.closesEach = true
 		m.start()
-		s := sense(t, m, LAN(), c.roots(t))
+		s := startWatcher(t, m, LAN(), c.roots(t))
 		defer s.stop(m)
 		time.Sleep(10*time.Minute + 3*time.Second)
 		if got := fmt.Sprint(s.events); got != "[up (ready)]" {
@@ -477,9 +480,9 @@ func TestStranger(t *testing.T) {
 	})
 }
 
-// TestSteady checks the traffic of an hour without faults: one connection, a PING every five
+// TestTrafficWithoutFaults checks the traffic of an hour without faults: one connection, a PING every five
 // seconds, a request every ten, and no inquiry. Each renewal of kubelet's lease adds a PING.
-func TestSteady(t *testing.T) {
+func TestTrafficWithoutFaults(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	for _, tt := range []struct {
 		profile Profile
@@ -502,7 +505,7 @@ func TestSteady(t *testing.T) {
 				text := "ok"
 				m.body.Store(&text)
 				m.start()
-				s := sense(t, m, p, c.roots(t))
+				s := startWatcher(t, m, p, c.roots(t))
 				defer s.stop(m)
 				if tt.lease > 0 {
 					s.use(tt.lease)
@@ -600,7 +603,7 @@ func TestAnswersOfMasters(t *testing.T) {
 				if tt.extra != 0 {
 					probe.Status = []int{tt.extra}
 				}
-				s := senseBy(t, m, LAN(), r, probe)
+				s := startWatcherWith(t, m, LAN(), r, probe)
 				defer s.stop(m)
 				time.Sleep(10 * time.Second)
 				s.mu.Lock()
@@ -610,119 +613,5 @@ func TestAnswersOfMasters(t *testing.T) {
 				}
 			})
 		})
-	}
-}
-
-// TestHealth checks the states that follow from the outcomes.
-func TestHealth(t *testing.T) {
-	for _, tt := range []struct {
-		name string
-		in   []probe.Outcome
-		want State
-	}{
-		{"nothing", nil, Unknown},
-		{"the first good one is enough", []probe.Outcome{probe.OK}, Up},
-		{"one bad one is not", []probe.Outcome{probe.OK, probe.Timeout}, Up},
-		{"two in a row are", []probe.Outcome{probe.OK, probe.Timeout, probe.Refused}, Down},
-		{"two apart are not", []probe.Outcome{probe.OK, probe.Timeout, probe.OK, probe.Timeout}, Up},
-		{"one good one does not heal", []probe.Outcome{probe.OK, probe.Timeout, probe.Timeout, probe.OK}, Down},
-		{"two do", []probe.Outcome{probe.OK, probe.Timeout, probe.Timeout, probe.OK, probe.OK}, Up},
-		{"alive is good", []probe.Outcome{probe.OK, probe.Timeout, probe.Timeout, probe.Guarded, probe.SkewedOK}, Up},
-		{"an alien is one at once", []probe.Outcome{probe.OK, probe.Identity}, Alien},
-		{"and remains one when it fails", []probe.Outcome{probe.OK, probe.Identity, probe.Refused, probe.Refused}, Alien},
-		{"and when it drains", []probe.Outcome{probe.OK, probe.Identity, probe.Draining}, Alien},
-		{"until it proves itself", []probe.Outcome{probe.OK, probe.Identity, probe.OK, probe.OK}, Up},
-		{"draining counts at once", []probe.Outcome{probe.OK, probe.Draining}, Draining},
-		{"then it stops", []probe.Outcome{probe.OK, probe.Draining, probe.Refused, probe.Refused}, Down},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			h := health{Rise: 2, Fall: 2}
-			for _, c := range tt.in {
-				h.observe(c, time.Unix(0, 0))
-			}
-			if h.State != tt.want {
-				t.Errorf("got %s, want %s", h.State, tt.want)
-			}
-		})
-	}
-	t.Run("flapping takes longer each time", func(t *testing.T) {
-		h := health{Rise: 2, Fall: 1}
-		now := time.Unix(0, 0)
-		var needed []int
-		h.observe(probe.OK, now)
-		for range 5 {
-			now = now.Add(time.Second)
-			h.observe(probe.Refused, now)
-			n := 0
-			for h.State != Up {
-				n++
-				h.observe(probe.OK, now)
-			}
-			needed = append(needed, n)
-		}
-		if got, want := fmt.Sprint(needed), "[2 4 8 16 16]"; got != want {
-			t.Errorf("good probes needed: %s, want %s", got, want)
-		}
-		h.observe(probe.OK, now.Add(time.Hour)) // after a quiet hour the flaps are forgotten
-		h.observe(probe.Refused, now.Add(time.Hour))
-		h.observe(probe.OK, now.Add(time.Hour))
-		if h.observe(probe.OK, now.Add(time.Hour)); h.State != Up {
-			t.Error("the failure is not forgotten")
-		}
-	})
-}
-
-func TestClassify(t *testing.T) {
-	for _, tt := range []struct {
-		err  error
-		noCA bool
-		want probe.Outcome
-	}{
-		{&probe.IdentityError{Err: errors.New("x")}, false, probe.Identity},
-		{probe.ErrNotTLS, true, probe.TCPOnly},
-		{probe.ErrNotTLS, false, probe.Identity},
-		{os.NewSyscallError("connect", syscall.ECONNREFUSED), false, probe.Refused},
-		{os.NewSyscallError("connect", syscall.EHOSTUNREACH), false, probe.Unreachable},
-		{context.DeadlineExceeded, false, probe.Timeout},
-		{io.EOF, false, probe.Closed},
-	} {
-		if got := probe.Classify(fmt.Errorf("dialling: %w", tt.err), tt.noCA); got != tt.want {
-			t.Errorf("%v: got %s, want %s", tt.err, got, tt.want)
-		}
-	}
-}
-
-// TestTicks checks that work that can wait is done at ticks, after at least four fifths
-// of its interval and at most the whole interval.
-func TestTicks(t *testing.T) {
-	start := time.Now()
-	b := tickTimes{start}
-	for i := range 2000 {
-		now := start.Add(time.Duration(i) * 7 * time.Millisecond)
-		for _, d := range []time.Duration{300 * time.Millisecond, time.Second, 15 * time.Second, 80 * time.Second} {
-			at := b.within(now, d)
-			if wait := at.Sub(now); wait < d-maxJitter(d) || wait > d {
-				t.Fatalf("%s after the start, %s ahead: in %s", now.Sub(start), d, wait)
-			}
-			if on := at.Sub(start)%keepTick == 0; !on && maxJitter(d) >= keepTick {
-				t.Fatalf("%s after the start, %s ahead: off the ticks", now.Sub(start), d)
-			}
-		}
-	}
-	// Right after the last answer, the next tick is due.
-	if at := b.within(start.Add(5*time.Millisecond), time.Second); at != start.Add(keepTick) {
-		t.Errorf("a PING is due %s after the last", at.Sub(start))
-	}
-	if at := (tickTimes{}).within(start, time.Second).Sub(start); at < 800*time.Millisecond || at > time.Second {
-		t.Errorf("without ticks: in %s", at)
-	}
-	if d := b.after(0); d <= 0 || d > keepTick {
-		t.Errorf("the next moment is %s ahead", d)
-	}
-	if d := b.after(keepTick); d <= keepTick || d > 2*keepTick {
-		t.Errorf("the one after it is %s ahead", d)
-	}
-	if d := (tickTimes{}).after(0); d != keepTick {
-		t.Errorf("without ticks: %s ahead", d)
 	}
 }

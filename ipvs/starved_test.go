@@ -69,9 +69,9 @@ func TestStarvedServer(t *testing.T) {
 				h.status.Store(200)
 				m.http.Handler, m.slow = h, true
 				m.start()
-				var all []*sensed
+				var all []*testWatcher
 				for range nodes {
-					all = append(all, sense(t, m, LAN(), c.roots(t)))
+					all = append(all, startWatcher(t, m, LAN(), c.roots(t)))
 				}
 				time.Sleep(time.Minute)
 				m.lag.Store(int64(tt.lag))

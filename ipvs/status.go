@@ -83,14 +83,14 @@ func (g *group) status() ServerStatus {
 		v.HostAddr = g.hostsAddr.String()
 	}
 	serving := g.serving()
-	for a, m := range g.apiServers {
-		ms := MasterStatus{Addr: a.String(), State: m.health.State.String(), Since: m.health.Since,
-			Serving: slices.Contains(serving, a), Last: m.health.Outcome.String(), Error: m.err, Falls: m.health.Falls}
-		if m.health.State == Unknown && m.err == "" {
+	for a, srv := range g.apiServers {
+		ms := MasterStatus{Addr: a.String(), State: srv.health.State.String(), Since: srv.health.Since,
+			Serving: slices.Contains(serving, a), Last: srv.health.Outcome.String(), Error: srv.err, Falls: srv.health.Falls}
+		if srv.health.State == Unknown && srv.err == "" {
 			ms.Last = ""
 		}
-		if m.name != a.Addr().String() {
-			ms.Name = m.name
+		if srv.name != a.Addr().String() {
+			ms.Name = srv.name
 		}
 		v.Masters = append(v.Masters, ms)
 	}

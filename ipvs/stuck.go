@@ -53,8 +53,8 @@ func (g *group) used(dests []netip.AddrPort) {
 		return
 	}
 	for _, a := range dests {
-		if m := g.apiServers[a]; m != nil {
-			wake(m.probeNow)
+		if srv := g.apiServers[a]; srv != nil {
+			wake(srv.probeNow)
 		}
 	}
 }
@@ -67,10 +67,10 @@ func (g *group) suspect(dests []netip.AddrPort, now time.Time) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, a := range dests {
-		m := g.apiServers[a]
-		if m != nil && m.health.State == Up && now.Sub(m.suspectedAt) >= suspectPause {
-			m.suspectedAt = now
-			wake(m.probeNow)
+		srv := g.apiServers[a]
+		if srv != nil && srv.health.State == Up && now.Sub(srv.suspectedAt) >= suspectPause {
+			srv.suspectedAt = now
+			wake(srv.probeNow)
 		}
 	}
 }

@@ -11,11 +11,11 @@ import (
 	"github.com/edgebake/edgebake/ipvs/kernel"
 )
 
-// TestMeteredSensing checks that with the metered profile, a silent API server is detected at the
+// TestMeteredFailureDetection checks that with the metered profile, a silent API server is detected at the
 // next request, and within seconds once the node's own connections to it wait for acknowledgements.
-func TestMeteredSensing(t *testing.T) {
+func TestMeteredFailureDetection(t *testing.T) {
 	c, cert := bubbleCerts(t)
-	doubted := Metered().Tick*time.Duration(2*Metered().Ticks) + 2*time.Second
+	inquiryTime := Metered().Tick*time.Duration(2*Metered().Ticks) + 2*time.Second
 	for _, tt := range []struct {
 		name  string
 		fault func(*fakeMaster)
@@ -23,17 +23,17 @@ func TestMeteredSensing(t *testing.T) {
 		most  time.Duration
 	}{
 		{"killed", (*fakeMaster).kill, false, time.Second},
-		{"stopped", func(m *fakeMaster) { m.hung.Store(true) }, false, Metered().Ready + doubted},
-		{"silent", func(m *fakeMaster) { m.gone.Store(true) }, false, Metered().Ready + doubted},
-		{"stopped, and the node waits", func(m *fakeMaster) { m.hung.Store(true) }, true, doubted},
-		{"silent, and the node waits", func(m *fakeMaster) { m.gone.Store(true) }, true, doubted},
+		{"stopped", func(m *fakeMaster) { m.hung.Store(true) }, false, Metered().Ready + inquiryTime},
+		{"silent", func(m *fakeMaster) { m.gone.Store(true) }, false, Metered().Ready + inquiryTime},
+		{"stopped, and the node waits", func(m *fakeMaster) { m.hung.Store(true) }, true, inquiryTime},
+		{"silent, and the node waits", func(m *fakeMaster) { m.gone.Store(true) }, true, inquiryTime},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			for i := range 8 {
 				synctest.Test(t, func(t *testing.T) {
 					m := newFakeMaster(t, cert)
 					m.start()
-					s := sense(t, m, Metered(), c.roots(t))
+					s := startWatcher(t, m, Metered(), c.roots(t))
 					defer s.stop(m)
 					time.Sleep(5*time.Minute + time.Duration(i)*9700*time.Millisecond)
 					if dials := m.dials.Load(); dials != 1 {
@@ -57,7 +57,7 @@ func TestMeteredSensing(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			m := newFakeMaster(t, cert)
 			m.start()
-			s := sense(t, m, Metered(), c.roots(t))
+			s := startWatcher(t, m, Metered(), c.roots(t))
 			defer s.stop(m)
 			time.Sleep(5 * time.Minute)
 			wake(s.needed)

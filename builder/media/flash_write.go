@@ -264,7 +264,7 @@ func (f *Flash) golden(ctx context.Context, _ Medium, r *Flashed) error {
 	}
 	if !f.o.SkipVerify {
 		r.Verified = false
-		if err := f.blame(ctx); err != nil {
+		if err := f.causeOf(ctx); err != nil {
 			return err
 		}
 	}
@@ -307,9 +307,9 @@ func (f *Flash) digest() disk.Digest {
 	return disk.DigestOf(f.m.parts(), func(off, _ int64) [32]byte { return f.built[off/disk.Align] })
 }
 
-// blame finds the cause of a wrong digest by reading the image again. It returns an error if the
+// causeOf finds the cause of a wrong digest by reading the image again. It returns an error if the
 // disk returned other bytes than were written, and nil if the image itself is damaged.
-func (f *Flash) blame(ctx context.Context) error {
+func (f *Flash) causeOf(ctx context.Context) error {
 	returned := slices.Clone(f.written)
 	err := disk.Parallel(ctx, len(f.written), func() func(int) error {
 		buf := make([]byte, disk.Align)

@@ -264,20 +264,20 @@ func setEndpointHosts(ctx context.Context, e *machine.Env, site *configs.Site, m
 	if !site.IPVS.Disabled {
 		return e.SetHosts(ctx, network.EndpointOwner) // ipvscare writes the line
 	}
-	ways, err := network.APIServerAddrs(ctx, e, site, master)
+	addrs, err := network.APIServerAddrs(ctx, e, site, master)
 	if err != nil {
 		return err
 	}
-	way := ways[0]
-	for _, w := range ways[1:] {
-		if machine.Answers(ctx, e, way) == nil {
+	addr := addrs[0]
+	for _, next := range addrs[1:] {
+		if machine.Answers(ctx, e, addr) == nil {
 			break
 		}
-		way = w
+		addr = next
 	}
-	host, _, err := net.SplitHostPort(way)
+	host, _, err := net.SplitHostPort(addr)
 	if err != nil {
-		return fmt.Errorf("reading the API server's address %q: %w", way, err)
+		return fmt.Errorf("reading the API server's address %q: %w", addr, err)
 	}
 	return e.SetHosts(ctx, network.EndpointOwner, siteconf.HostsEntry{IP: host, Names: []string{site.Endpoint}})
 }

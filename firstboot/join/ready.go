@@ -44,9 +44,9 @@ func ReadyPhase(active *site.Active, hub HubNode) run.Phase {
 type readiness struct {
 	active *site.Active
 	hub    HubNode
-	// joined is the record of the join; noted reports whether it exists.
-	joined member.JoinedAs
-	noted  bool
+	// joined is the record of the join; recorded reports whether it exists.
+	joined   member.JoinedAs
+	recorded bool
 	// Results of the last call of look:
 	node        *kubeapi.Node // last version seen
 	otherLabels bool          // its labels differ from the Site's
@@ -73,7 +73,7 @@ func (r *readiness) look(ctx context.Context, e *machine.Env) error {
 	if err := r.labels(e); err != nil {
 		return err
 	}
-	if r.noted {
+	if r.recorded {
 		member.RemarkTaints(e, r.joined, r.active.Site, n)
 	}
 	if ready, why := n.Ready(); !ready {
@@ -106,14 +106,14 @@ func (r *readiness) check(ctx context.Context, e *machine.Env) (run.Verdict, err
 	if !e.Exists(member.ReadyMark) {
 		return run.Todo, nil // await has not succeeded before
 	}
-	r.joined, r.noted = member.ReadJoinedAs(e)
+	r.joined, r.recorded = member.ReadJoinedAs(e)
 	if err := r.look(ctx, e); err != nil {
 		if kubeapi.Code(err) == 0 && run.Advice(err) == "" {
 			return run.Unknown, nil // no answer: a node that was Ready before continues
 		}
 		return run.Todo, nil
 	}
-	note, err := member.ClusterToSave(ctx, e, r.active.Site, r.node)
+	record, err := member.ClusterToSave(ctx, e, r.active.Site, r.node)
 	switch {
 	case errors.Is(err, member.ErrOtherCluster) && r.active.Site.IPVS.Disabled:
 		// Without ipvscare, kubelet already uses these API servers.
@@ -121,7 +121,7 @@ func (r *readiness) check(ctx context.Context, e *machine.Env) (run.Verdict, err
 	case errors.Is(err, member.ErrOtherCluster):
 		e.Note("%s", member.RecreatedNote(e))
 		return run.Unknown, nil
-	case err == nil && note != nil:
+	case err == nil && record != nil:
 		return run.Todo, nil
 	}
 	return run.Done, nil
@@ -132,7 +132,7 @@ func (r *readiness) check(ctx context.Context, e *machine.Env) (run.Verdict, err
 func (r *readiness) await(ctx context.Context, e *machine.Env) error {
 	var refused, final error
 	labelled, missing := false, member.Absence{}
-	r.joined, r.noted = member.ReadJoinedAs(e)
+	r.joined, r.recorded = member.ReadJoinedAs(e)
 	err := e.Retry(ctx, machine.Wait{Every: 2 * time.Second, Gently: true}, func() error {
 		bad := r.look(ctx, e)
 		if errors.Is(bad, member.ErrNoNode) {
@@ -252,14 +252,14 @@ func labelList(labels map[string]string) string {
 // saveCluster records the identity of the cluster in which n is this machine's Node. ipvscare uses
 // the record too.
 func saveCluster(ctx context.Context, e *machine.Env, active *site.Active, n *kubeapi.Node) error {
-	note, err := member.ClusterToSave(ctx, e, active.Site, n)
-	if note == nil || err != nil {
+	record, err := member.ClusterToSave(ctx, e, active.Site, n)
+	if record == nil || err != nil {
 		return err
 	}
-	if noted := member.ReadJoinedCluster(e); noted != nil {
-		e.Log.Info("the objects that identify the cluster were recreated one at a time: recording their new UIDs", "was", *noted, "is", *note)
+	if old := member.ReadJoinedCluster(e); old != nil {
+		e.Log.Info("the objects that identify the cluster were recreated one at a time: recording their new UIDs", "was", *old, "is", *record)
 	}
-	doc, err := json.Marshal(note)
+	doc, err := json.Marshal(record)
 	if err == nil {
 		_, err = e.Write(member.JoinedCluster, append(doc, '\n'), machine.Mode(0o600))
 	}

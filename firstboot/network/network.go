@@ -205,21 +205,21 @@ func firstAddr(ctx context.Context, e *machine.Env, site *configs.Site) (netip.A
 // nodeAddr returns this node's source address towards an API server, in the VIP's address family:
 // IPVS uses only one family, but a name may have addresses of both.
 func nodeAddr(ctx context.Context, e *machine.Env, site *configs.Site, master string) (netip.Addr, error) {
-	ways, err := APIServerAddrs(ctx, e, site, master)
+	addrs, err := APIServerAddrs(ctx, e, site, master)
 	if err != nil {
 		return netip.Addr{}, err
 	}
 	var errs []error
-	for _, way := range ways {
-		src, err := e.Source(ctx, way)
-		if err == nil && site.IPVS.Disabled && len(ways) > 1 {
+	for _, addr := range addrs {
+		src, err := e.Source(ctx, addr)
+		if err == nil && site.IPVS.Disabled && len(addrs) > 1 {
 			// Only a connection attempt shows which family works.
-			err = machine.Answers(ctx, e, way)
+			err = machine.Answers(ctx, e, addr)
 		}
 		if err == nil {
 			return src, nil
 		}
-		errs = append(errs, fmt.Errorf("%s: %w", way, machine.PlainNet(err)))
+		errs = append(errs, fmt.Errorf("%s: %w", addr, machine.PlainNet(err)))
 	}
 	return netip.Addr{}, fmt.Errorf("finding the address from which this node connects to %s: %w", master, errors.Join(errs...))
 }

@@ -116,7 +116,7 @@ func (c *Change) step(ctx context.Context, s Phase) result {
 			c.tell(Step{s.Name, "waiting", what})
 		}
 	}
-	res := s.attempt(ctx, c.e, progress{})
+	res := s.attempt(ctx, c.e, hooks{})
 	c.e.OnWaiting = nil
 	if res.outcome == startOver {
 		res.err = ErrRestart

@@ -73,12 +73,12 @@ var ErrRestart = errors.New("starting over")
 // ErrConfirmed is returned by a Run that has verified its own work, so Check is not called again.
 var ErrConfirmed = errors.New("confirmed")
 
-// progress has the callbacks before Run and before the second Check. Either may be nil.
-type progress struct{ running, checking func() }
+// hooks are the callbacks before Run and before the second Check. Either may be nil.
+type hooks struct{ running, checking func() }
 
 // attempt carries out the phase once: Check, Run and, unless Run has confirmed its work, Check
 // again.
-func (p Phase) attempt(ctx context.Context, e *machine.Env, tell progress) result {
+func (p Phase) attempt(ctx context.Context, e *machine.Env, on hooks) result {
 	switch v, err := p.Look(ctx, e); {
 	case err != nil:
 		return result{err: err}
@@ -87,8 +87,8 @@ func (p Phase) attempt(ctx context.Context, e *machine.Env, tell progress) resul
 	case v == Unknown:
 		return result{outcome: foundUnknown}
 	}
-	if tell.running != nil {
-		tell.running()
+	if on.running != nil {
+		on.running()
 	}
 	switch err := p.run(ctx, e); {
 	case errors.Is(err, ErrRestart):
@@ -98,8 +98,8 @@ func (p Phase) attempt(ctx context.Context, e *machine.Env, tell progress) resul
 	case err != nil:
 		return result{err: err, ran: true, half: true}
 	}
-	if tell.checking != nil {
-		tell.checking()
+	if on.checking != nil {
+		on.checking()
 	}
 	switch v, err := p.Look(ctx, e); {
 	case err != nil:

@@ -51,8 +51,8 @@ type Node struct {
 	Name, Type string
 	// MAC is the HMAC that identifies the Site's contents.
 	MAC string
-	// NotTaken is the error of a newer Site in the slot that was rejected, or nil if there is none.
-	NotTaken error
+	// Rejected is the error of a newer Site in the slot that was rejected, or nil if there is none.
+	Rejected error
 	// Secrets are masked in everything that is logged, saved and reported.
 	Secrets []string
 	// Report is the receiver of reports. Proxy contains the environment variables of the proxy for
@@ -169,7 +169,7 @@ func (r *Runner) pass(ctx context.Context, e *machine.Env, attempts map[string]i
 		}
 	}
 	r.recordBootClock(ctx, e)
-	r.result(e, ondisk.ResultDone)
+	r.setResult(e, ondisk.ResultDone)
 	if err := saveHealthy(e); err != nil {
 		return err
 	}
@@ -193,7 +193,7 @@ func (r *Runner) spreadBoots(ctx context.Context, e *machine.Env, node Node) err
 // waitOffline pauses at the end of a pass in which a phase could not be checked. The node keeps its
 // current settings.
 func (r *Runner) waitOffline(ctx context.Context, e *machine.Env, node Node, attempts map[string]int) error {
-	r.result(e, ondisk.ResultWaiting)
+	r.setResult(e, ondisk.ResultWaiting)
 	if err := r.judgeOffline(ctx, e, node); err != nil {
 		return err
 	}
@@ -218,7 +218,7 @@ func (r *Runner) judgeOffline(ctx context.Context, e *machine.Env, node Node) er
 // and ends the pass.
 func (r *Runner) phase(ctx context.Context, e *machine.Env, p Phase, attempts map[string]int) (Verdict, error) {
 	r.busy(e, CheckTimeout)
-	res := p.attempt(ctx, e, progress{
+	res := p.attempt(ctx, e, hooks{
 		running: func() {
 			attempts[p.Name]++
 			r.mark(e, p, ondisk.PhaseRunning, attempts[p.Name], nil)
@@ -259,7 +259,7 @@ func (r *Runner) failed(ctx context.Context, e *machine.Env, p Phase, attempts m
 	if _, ok := Fix(res.err); ok {
 		return r.stop(ctx, e, p, attempts, res.err)
 	}
-	r.result(e, ondisk.ResultWaiting)
+	r.setResult(e, ondisk.ResultWaiting)
 	if n&(n-1) == 0 { // 1, 2, 4, 8 …
 		r.publish(ctx, e)
 	}
@@ -273,7 +273,7 @@ func (r *Runner) failed(ctx context.Context, e *machine.Env, p Phase, attempts m
 // because the fix may be in the cluster.
 func (r *Runner) stop(ctx context.Context, e *machine.Env, p Phase, attempts map[string]int, err error) error {
 	r.mark(e, p, ondisk.PhaseFailed, attempts[p.Name], err)
-	r.result(e, ondisk.ResultFailed)
+	r.setResult(e, ondisk.ResultFailed)
 	r.publish(ctx, e)
 	// Draw the jitter once. If each look drew a new one, the smallest value would win, and all
 	// nodes stopped by the same fault of the cluster would resume together.

@@ -100,8 +100,8 @@ func (r *Runner) show(phases []Phase, all bool) {
 // adopt puts the Site's node into the state. From now on the run uses its secrets, report URL and
 // proxy.
 func (r *Runner) adopt(e *machine.Env, node Node) {
-	if node.NotTaken != nil {
-		e.Note("the Site in the slot is rejected, and the previous Site stays in use: %s", machine.OneLine(node.NotTaken))
+	if node.Rejected != nil {
+		e.Note("the Site in the slot is rejected, and the previous Site stays in use: %s", machine.OneLine(node.Rejected))
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -291,16 +291,16 @@ func (r *Runner) say(e *machine.Env, line string) {
 	e.Log.Info(line)
 }
 
-func (r *Runner) result(e *machine.Env, result string) {
+func (r *Runner) setResult(e *machine.Env, value string) {
 	r.mu.Lock()
-	changed := r.state.Result != result
-	r.state.Result = result
+	changed := r.state.Result != value
+	r.state.Result = value
 	if changed {
 		r.save(e)
 	}
 	name := r.state.Node
 	r.mu.Unlock()
-	if changed && result == ondisk.ResultDone {
+	if changed && value == ondisk.ResultDone {
 		r.say(e, fmt.Sprintf("node %s is Ready", name))
 	}
 }

@@ -70,8 +70,8 @@ type Active struct {
 	Device string
 	// Stamped is when the Site was stamped, in seconds since the epoch.
 	Stamped int64
-	// NotTaken is the error of a newer Site in the slot that was rejected, or nil if there is none.
-	NotTaken error
+	// Rejected is the error of a newer Site in the slot that was rejected, or nil if there is none.
+	Rejected error
 
 	// mustRewrite means that the slot must be rewritten: it has an Inventory or a Site with match, or
 	// a rewrite was interrupted.
@@ -149,7 +149,7 @@ func resolveSite(e *machine.Env, image ondisk.ImageInfo, f *slotSite, before *Ac
 	inputs := siteInputs{doc, c.Files[ondisk.SlotIgnition], c.Info.Stamped, m, j, memberName, notEnrolled == nil, e.Contents(KeyFile)}
 	if before != nil && reflect.DeepEqual(before.inputs, inputs) {
 		a := *before
-		a.Device, a.NotTaken, a.mustRewrite = "", nil, false // these belong to the slot, not to the Site
+		a.Device, a.Rejected, a.mustRewrite = "", nil, false // these belong to the slot, not to the Site
 		return &a, nil
 	}
 	same := before != nil && before.isMadeOf(doc, inputs.ignition)
@@ -287,7 +287,7 @@ func Read(e *machine.Env, image ondisk.ImageInfo, before *Active) (*Active, erro
 	if copyErr != nil {
 		return nil, err
 	}
-	old.Device, old.NotTaken = dev, err
+	old.Device, old.Rejected = dev, err
 	old.mustRewrite = pendingRewrite(e) != nil // check this even if this machine's own Site is invalid
 	return old, nil
 }

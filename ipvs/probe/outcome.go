@@ -27,8 +27,8 @@ const (
 	Recreated // of another cluster, which has the same CA
 )
 
-func (c Outcome) String() string {
-	switch c {
+func (o Outcome) String() string {
+	switch o {
 	case OK:
 		return "ready"
 	case Guarded:
@@ -60,14 +60,14 @@ func (c Outcome) String() string {
 	case Identity:
 		return "wrong identity: its certificate is not signed by the cluster's CA for a kube-apiserver"
 	}
-	return fmt.Sprintf("outcome(%d)", int(c))
+	return fmt.Sprintf("outcome(%d)", int(o))
 }
 
 // Alive reports whether the outcome means that the API server is alive.
-func (c Outcome) Alive() bool { return c < leastBad }
+func (o Outcome) Alive() bool { return o < leastBad }
 
 // Answered reports whether the outcome is an answer of an API server that has proved its identity
 // on that connection.
-func (c Outcome) Answered() bool {
-	return c.Alive() || c == Draining || c == ServerError || c == Overdue || c == Expired
+func (o Outcome) Answered() bool {
+	return o.Alive() || o == Draining || o == ServerError || o == Overdue || o == Expired
 }

@@ -82,8 +82,8 @@ func (r *Reader) lookup(name string, follow bool) (*rawInode, string, error) {
 	if err != nil {
 		return nil, "", err
 	}
-	// way has the inodes from the root to the current one, to resolve "..".
-	way, names := []*rawInode{in}, []string{"."}
+	// dirs has the inodes from the root to the current one, to resolve "..".
+	dirs, names := []*rawInode{in}, []string{"."}
 	left := strings.Split(name, "/")
 	links := 0
 	for len(left) > 0 {
@@ -93,12 +93,12 @@ func (r *Reader) lookup(name string, follow bool) (*rawInode, string, error) {
 		case "", ".":
 			continue
 		case "..":
-			if len(way) > 1 {
-				way, names = way[:len(way)-1], names[:len(names)-1]
+			if len(dirs) > 1 {
+				dirs, names = dirs[:len(dirs)-1], names[:len(names)-1]
 			}
 			continue
 		}
-		entries, err := r.readDir(way[len(way)-1])
+		entries, err := r.readDir(dirs[len(dirs)-1])
 		if err != nil {
 			return nil, "", err
 		}
@@ -118,12 +118,12 @@ func (r *Reader) lookup(name string, follow bool) (*rawInode, string, error) {
 				return nil, "", err
 			}
 			if strings.HasPrefix(target, "/") {
-				way, names = way[:1], names[:1]
+				dirs, names = dirs[:1], names[:1]
 			}
 			left = append(strings.Split(target, "/"), left...)
 			continue
 		}
-		way, names = append(way, in), append(names, part)
+		dirs, names = append(dirs, in), append(names, part)
 	}
-	return way[len(way)-1], path.Join(names...), nil
+	return dirs[len(dirs)-1], path.Join(names...), nil
 }

@@ -216,7 +216,7 @@ Made by ` + "`go test -bench . ./test/bench/ipvs`" + `. One guest (Debian's kern
 emulated processors, no KVM), each tool in a network namespace of its own, the
 same fault for all at a random phase. Emulation and a busy machine make
 everything slower than it is on hardware; the ratios count. What does not
-depend on the machine is tested in virtual time (` + "`TestSensing`" + `): ipvscare
+depend on the machine is tested in virtual time (` + "`TestFailureDetection`" + `): ipvscare
 notices a stopped or silent master within 2.2 s at any phase, a killed one at
 once. The names say what was asked of the rivals: checks every 1 s with a
 timeout of 1 s, or every 5 s with 10 s as lvscare does by default.

@@ -364,7 +364,7 @@ days.
 Without IPVS in the kernel of the computer that measures, ipvscare with profile lan sends a
 PING each second. With IPVS it does so only while the node uses the API server
 ([docs/decisions/0043](../../../docs/decisions/0043-pings-follow-use.md)): 7.7 to 8.6 MB of IP a
-day in virtual time (TestSteady).
+day in virtual time (TestTrafficWithoutFaults).
 
 `, lab.KubernetesVersion, took.Seconds(), meteredNodes,
 		m.packets, m.bytes, mDay.ip, mDay.ip*30/1e6, mDay.ethernet*30/1e6, n.packets, n.bytes, nDay.ip, nDay.ip*30/1e6, nDay.ethernet*30/1e6)
