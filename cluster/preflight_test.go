@@ -118,7 +118,7 @@ func TestPreflightEnds(t *testing.T) {
 	Preflight(t.Context(), []PreflightSite{unpinned("one", "aaaaaa.aaaaaaaaaaaaaaaa", master)},
 		PreflightOptions{Now: time.Now(), Kubelet: "v1.36.3", Dial: (&net.Dialer{}).DialContext, Timeout: 2 * time.Second})
 	if took := time.Since(start); took > 3*time.Minute {
-		t.Errorf("the call took %v", took)
+		t.Errorf("preflight took %v", took)
 	}
 }
 

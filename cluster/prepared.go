@@ -80,7 +80,7 @@ func (c *Client) recorded(ctx context.Context) ([]recordedChange, *unstructured.
 	// This decoder makes the same types of numbers as the API machinery, so that objects compare
 	// equal.
 	if err := utiljson.Unmarshal([]byte(text), &all); err != nil {
-		return nil, nil, fmt.Errorf("%s: it is damaged: %w", reading, err)
+		return nil, nil, fmt.Errorf("%s: the record is damaged: %w\n  undo the changes of prepare by hand, then: kubectl -n kube-system delete configmap %s", reading, err, recordName)
 	}
 	for i := range all {
 		if !preparable(&all[i].Change) || indexOf(all[:i], &all[i].Change) >= 0 {

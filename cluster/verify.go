@@ -135,7 +135,7 @@ func (c *Client) servingNames(ctx context.Context, endpoint, vip string) (Check,
 	}
 	if len(lacks) > 0 {
 		f.State = CheckUnknown
-		f.Detail = "it lacks " + strings.Join(lacks, " and ") + "; edgebake's nodes accept the name kubernetes instead, but yurthub's certificates have this name too"
+		f.Detail = "it lacks " + strings.Join(lacks, " and ") + "; edgebake's nodes accept the name kubernetes instead, which does not distinguish API servers from yurthubs"
 		f.Fix = certSANsStep(lacks)
 	}
 	return f, nil

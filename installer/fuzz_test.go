@@ -58,7 +58,7 @@ func FuzzBootNext(f *testing.F) {
 		}
 		entry, err := os.ReadFile(name("Boot000" + string('0'+rune(next[4]))))
 		if err != nil || len(entry) < 4 || !bytes.Equal(entry[4:], option) {
-			t.Errorf("started is %x %v", entry, err)
+			t.Errorf("BootNext names the entry %x, %v; want %x", entry, err, option)
 		}
 		for v, b := range map[string][]byte{"Boot0000": first, "Boot0001": second} {
 			if now, err := os.ReadFile(name(v)); err != nil || !bytes.Equal(now, b) {

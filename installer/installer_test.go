@@ -629,7 +629,7 @@ func TestConfig(t *testing.T) {
 	}
 	file := filepath.Join(t.TempDir(), "install.json")
 	if _, err := ReadConfig(file); err == nil {
-		t.Error("there is no file")
+		t.Error("ReadConfig accepted a missing file")
 	}
 	if err := os.WriteFile(file, []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
@@ -682,7 +682,7 @@ func TestBootNext(t *testing.T) {
 		t.Errorf("%q\nwant %q", b, want)
 	}
 	if err := bootNext(dir, "amd64", media.DiskContent{}); err == nil {
-		t.Error("a disk without an ESP")
+		t.Error("bootNext accepted a disk without an ESP")
 	}
 	if g, err := efiGUID("00112233-4455-6677-8899-aabbccddeeff"); err != nil || fmt.Sprintf("%x", g) != "33221100554477668899aabbccddeeff" {
 		t.Errorf("%x %v", g, err)

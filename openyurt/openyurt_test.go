@@ -157,10 +157,10 @@ func TestArgsAreFlags(t *testing.T) {
 	for _, a := range slices.Concat(h.Args(), pod().Args()) {
 		name, _, _ := strings.Cut(strings.TrimPrefix(a, "--"), "=")
 		if _, known := flags[name]; !known {
-			t.Errorf("%s is not a flag of yurthub's", a)
+			t.Errorf("%s is not a flag of yurthub", a)
 		}
 		if name != "v" && name != "enable-dummy-if" && BadFlag(name, "") == "" {
-			t.Errorf("%s is set, and a Site may give it too", a)
+			t.Errorf("first boot sets %s, but a Site may set it too", a)
 		}
 	}
 }
@@ -200,10 +200,10 @@ func TestReadBack(t *testing.T) {
 		t.Errorf("node address %q", got)
 	}
 	if got := NodeIPIn(string(pod().Env())); got != "" {
-		t.Errorf("without one the node address is %q", got)
+		t.Errorf("without --node-ip, the node address is %q", got)
 	}
 	if got := ServersIn("YURTHUB_ARGS=--v=2 --my-server-addr=https://x:1"); got != nil {
-		t.Errorf("node address from another flag: %q", got)
+		t.Errorf("servers from another flag: %q", got)
 	}
 	manifest := string(pod().PodManifest())
 	for node, want := range map[string]bool{"edge-7": true, "edge": false, "edge-70": false, "dge-7": false} {
@@ -324,7 +324,7 @@ func TestJoinedArgs(t *testing.T) {
 		t.Errorf("%v", got)
 	}
 	if given["rotate-certificates"] != "true" {
-		t.Error("the Site's feature gates were changed")
+		t.Error("JoinedArgs changed the given arguments")
 	}
 	if got := JoinedArgs(nil, ListPlainly)["feature-gates"]; got != "WatchListClient=false" {
 		t.Errorf("feature gates %q", got)
@@ -448,7 +448,7 @@ func TestNeeds(t *testing.T) {
 	}
 	for kind, awaited := range map[NeedKind]bool{NeedApprover: true, NeedPool: true} {
 		if needOf(unit(), kind, "").Awaited != awaited {
-			t.Errorf("kind %d is not waited for", kind)
+			t.Errorf("first boot does not wait for the need of kind %d", kind)
 		}
 	}
 	if fix := needOf(unit(), NeedRight, "NodePool").Fix; fix != GrantHubRole {

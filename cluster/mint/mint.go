@@ -377,7 +377,7 @@ func update(dir string, c *clusterdoc.File, recipients []string, o Options) (*Ch
 	defer held.Close()
 	record, err := Load(dir)
 	if err != nil {
-		return nil, fmt.Errorf("%w: name an empty directory with --output", err)
+		return nil, fmt.Errorf("%w; to make a new cluster, name an empty directory with --output", err)
 	}
 	if err := checkModes(dir, os.Geteuid()); err != nil {
 		return nil, err

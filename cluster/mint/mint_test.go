@@ -289,7 +289,7 @@ func TestUpdateAfterPowerCut(t *testing.T) {
 		update(dir, is, edited, namespace("y"))
 		got := contents(t, dir)
 		if names := slices.Sorted(maps.Keys(got)); !slices.Equal(names, slices.Sorted(maps.Keys(after))) || got[fileDocument] != is || got["pki/ca.key"] != before["pki/ca.key"] {
-			t.Errorf("%b: in the end it has %q", some, names)
+			t.Errorf("%b: after the next run, the directory has %q", some, names)
 		}
 		if _, err := Sites(dir, sealed.Identity{}, now()); err != nil {
 			t.Errorf("%b: %v", some, err)
@@ -319,9 +319,9 @@ func TestDamagedDirectory(t *testing.T) {
 		if err := tt.damage(dir); err != nil {
 			t.Fatal(err)
 		}
-		for by, site := range map[string]func(string, sealed.Identity, time.Time) ([]NodeSite, error){"a master": ControlPlaneSites, "a worker": Sites} {
+		for by, site := range map[string]func(string, sealed.Identity, time.Time) ([]NodeSite, error){"control-plane nodes": ControlPlaneSites, "workers": Sites} {
 			if _, err := site(dir, sealed.Identity{}, now()); err == nil || !strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), fix) || strings.Contains(err.Error(), ".age") {
-				t.Errorf("%s, the Site written by %s: %v", name, by, err)
+				t.Errorf("%s, the Sites of %s: %v", name, by, err)
 			}
 		}
 		if _, err := newOf(dir, document, Options{Now: now()}); tt.again != (err != nil && strings.Contains(err.Error(), tt.want)) {

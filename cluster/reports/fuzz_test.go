@@ -36,7 +36,7 @@ func FuzzReport(f *testing.F) {
 		code, _ := send(t, s.Receiver(identity, func() time.Time { return noon }), path, body)
 		all := s.All()
 		if (code == http.StatusNoContent) != (len(all) == 1) {
-			t.Fatalf("answered %d, kept are %+v", code, all)
+			t.Fatalf("the receiver answered %d and stored %+v", code, all)
 		}
 		for _, told := range all {
 			if own && told.Node != "shop-1" {

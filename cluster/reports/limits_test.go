@@ -62,7 +62,7 @@ func TestShare(t *testing.T) {
 	open[1].Close()
 	open[1].Close() // a second Close has no effect
 	if dial("127.0.0.1") == nil || dial("127.0.0.1") != nil {
-		t.Error("after a connection was closed, another one was rejected")
+		t.Error("after one connection was closed, not exactly one more was accepted")
 	}
 	for text, want := range map[string]string{"[2001:db8::1:2]:9": "2001:db8::/64", "[2001:db8::3:4]:9": "2001:db8::/64", "[::ffff:192.0.2.1]:9": "192.0.2.1/32"} {
 		addr, err := net.ResolveTCPAddr("tcp", text)
@@ -112,7 +112,7 @@ func TestCrowd(t *testing.T) {
 	}
 	third, server := dial()
 	if !closed(second) || closed(first) || closed(third) {
-		t.Error("another connection than the longest idle one was closed")
+		t.Error("not exactly the connection that was silent for longest was closed")
 	}
 	server.Close()
 	dial()

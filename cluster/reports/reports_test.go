@@ -190,7 +190,7 @@ func TestIdentity(t *testing.T) {
 	}
 	b, err := LoadIdentity(dir, []string{"192.0.2.7"}, noon.Add(time.Hour))
 	if err != nil || a.PEM != b.PEM || a.Path != b.Path || len(a.Path) < 20 {
-		t.Errorf("not the same again: %v, paths %s and %s", err, a.Path, b.Path)
+		t.Errorf("the second LoadIdentity returned another identity: %v, paths %s and %s", err, a.Path, b.Path)
 	}
 	if _, err := LoadIdentity(dir, []string{"other.example"}, noon); err == nil || !strings.Contains(err.Error(), "reports.example, 192.0.2.7") {
 		t.Errorf("another name: %v", err)

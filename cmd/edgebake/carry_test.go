@@ -19,7 +19,7 @@ func TestFleetArguments(t *testing.T) {
 	}
 	found := regexp.MustCompile(`(?s)\bargs: \[(.*?)\]`).FindAllStringSubmatch(string(doc), -1)
 	if len(found) != 4 {
-		t.Fatalf("%d lists of arguments", len(found))
+		t.Fatalf("docs/fleet.md has %d lists of arguments, want 4", len(found))
 	}
 	for _, m := range found {
 		var args []string

@@ -101,9 +101,9 @@ func interrupted(c *cobra.Command, err error) string {
 	}
 	text := strings.TrimSuffix(strings.TrimSuffix(err.Error(), context.Canceled.Error()), ": ")
 	if text == "" {
-		return "interrupted before it was done"
+		return "interrupted before the command finished"
 	}
-	return "interrupted before it was done: " + text
+	return "interrupted before the command finished: " + text
 }
 
 func newRoot(s streams) *cobra.Command {

@@ -126,7 +126,7 @@ func TestInterruptedPromises(t *testing.T) {
 		{"verify", "tiny.raw"},
 	} {
 		c.runIn(ctx, "", exitInterrupted, args...)
-		c.want(c.err, "interrupted before it was done")
+		c.want(c.err, "interrupted before the command finished")
 		if strings.Contains(c.err, "nothing was left behind") || strings.Contains(c.err, "context canceled") {
 			t.Errorf("%s: %s", args, c.err)
 		}

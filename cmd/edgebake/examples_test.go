@@ -153,6 +153,6 @@ func TestMigrationNamesOurCommands(t *testing.T) {
 		}
 	}
 	if found < 5 {
-		t.Errorf("the table names %d commands of edgebake", found)
+		t.Errorf("docs/migrate.md names only %d commands of edgebake", found)
 	}
 }

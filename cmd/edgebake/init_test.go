@@ -112,7 +112,7 @@ func TestInitFromCluster(t *testing.T) {
 	agents := text("agents.yaml")
 	c.want(agents, "image: ghcr.io/flannel-io/flannel-cni-plugin:v1.7.1", "image: ghcr.io/flannel-io/flannel:v0.27.0", "image: registry.k8s.io/kube-proxy:v1.36.3")
 	if strings.Contains(agents, "hunter2") || strings.Contains(agents, "x/y") {
-		t.Errorf("agents.yaml contains images that are not for Linux:\n%s", agents)
+		t.Errorf("agents.yaml contains a password, or an image that is not for Linux:\n%s", agents)
 	}
 	c.run(0, "validate", "image.yaml", "site.yaml")
 	site, err := configs.ParseSite("site.yaml", []byte(text("site.yaml")))

@@ -93,8 +93,11 @@ func warnOfReport(s streams, image string, info *media.Info) {
 		s.Warn("%s is damaged: build the image again", name)
 		return
 	}
-	if report.Plan != info.Image.Plan || info.Slot.Golden != "" && report.Golden != info.Slot.Golden {
+	switch {
+	case report.Plan != info.Image.Plan:
 		s.Warn("%s belongs to another build (its plan is %.12s, the image's is %.12s): build the image again", name, report.Plan, info.Image.Plan)
+	case info.Slot.Golden != "" && report.Golden != info.Slot.Golden:
+		s.Warn("%s belongs to another build (its golden digest is %.12s, the image's is %.12s): build the image again", name, report.Golden, info.Slot.Golden)
 	}
 }
 
