@@ -287,7 +287,7 @@ func TestYurthubsEndpointIsLookedAtAgain(t *testing.T) {
 	w.PowerOn()
 	w.MustBoot()
 	if strings.Contains(w.Get(hub.EnvFile), "https://apiserver.cluster.local:6443") || !slices.Contains(w.EffectNames, "restart "+openyurt.Unit) {
-		t.Errorf("yurthub's arguments have a master that it rejects:\n%s", w.Get(hub.EnvFile))
+		t.Errorf("yurthub's arguments have the endpoint, whose name the third API server's certificate lacks:\n%s", w.Get(hub.EnvFile))
 	}
 	w.PowerOn()
 	w.MustBoot()
@@ -570,7 +570,7 @@ func TestMarksAreNotInRunDir(t *testing.T) {
 	t.Parallel()
 	for _, mark := range []string{network.AskedNTP, join.ReportedVIP, member.ReportedFormer, site.UUIDTried(ondisk.LabelData), join.RefusedArgs} {
 		if strings.HasPrefix(mark, ondisk.RunDir+"/") {
-			t.Errorf("%s was removed at the end of first boot", mark)
+			t.Errorf("%s is in RunDir, which systemd removes at the end of first boot", mark)
 		}
 	}
 }

@@ -295,7 +295,7 @@ func TestClockSetAfterKubeletsReport(t *testing.T) {
 			start := w.Now
 			w.MustBoot()
 			if took := w.Now.Sub(start); took > 10*time.Second || !w.Has(ondisk.HealthyFile) {
-				t.Errorf("it took %s; the boot is marked as healthy: %v", took, w.Has(ondisk.HealthyFile))
+				t.Errorf("first boot took %s; the boot is marked as healthy: %v", took, w.Has(ondisk.HealthyFile))
 			}
 		})
 	}

@@ -119,7 +119,7 @@ func TestANeighboursSite(t *testing.T) {
 				return
 			}
 			if w.Has("/root/.ssh/authorized_keys") || w.Cluster.Nodes["other"] != nil || !w.ConsoleHas("this machine is enrolled as edge-sn0042, but the Site names it other") {
-				t.Errorf("%v: it has another machine's keys: %v\n%s", err, w.Has("/root/.ssh/authorized_keys"), strings.Join(w.Console, "\n"))
+				t.Errorf("%v: the machine has another machine's keys: %v\n%s", err, w.Has("/root/.ssh/authorized_keys"), strings.Join(w.Console, "\n"))
 			}
 		})
 	}

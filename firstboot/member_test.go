@@ -22,7 +22,7 @@ func wantNoStranger(t *testing.T, w *world, when string) {
 	patience := w.Patience
 	w.Patience = 20 * time.Second // the stick is read at once, and the machine may never join
 	if err := w.Boot(); err == nil {
-		t.Logf("%s: it is Ready", when)
+		t.Logf("%s: the node is Ready", when)
 	}
 	w.Patience = patience
 	if w.Has("/root/.ssh/authorized_keys") || strings.Contains(w.SlotSite(worldtest.SlotDevice), "ssh-ed25519") {

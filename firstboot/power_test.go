@@ -96,7 +96,7 @@ func TestStateDecidesNothing(t *testing.T) {
 					}
 					w.MustBoot()
 					if !slices.Equal(w.EffectNames, as.EffectNames) {
-						t.Errorf("cut at %s, the state is %s: it did\n%q, not\n%q", at, what, w.EffectNames, as.EffectNames)
+						t.Errorf("cut at %s, the state is %s: first boot did\n%q, not\n%q", at, what, w.EffectNames, as.EffectNames)
 					}
 					sameTree(t, "cut at "+at+", the state is "+what, w.tree(), as.tree())
 				}
@@ -168,7 +168,7 @@ func TestStateDecidesNoReset(t *testing.T) {
 			joins := w.Joins
 			w.PowerOn()
 			if err := w.Boot(); (err == nil) != (tc.again == 1) || w.Joins != joins+tc.again {
-				t.Errorf("reset %s, the state is %s: then it joined %d times, not %d: %v", tc.name, what, w.Joins-joins, tc.again, err)
+				t.Errorf("reset %s, the state is %s: then the machine joined %d times, not %d: %v", tc.name, what, w.Joins-joins, tc.again, err)
 			}
 		}
 	}

@@ -44,7 +44,7 @@ func TestReportIsSentAgain(t *testing.T) {
 		t.Errorf("sent: %s", w.Reports)
 	}
 	if took := w.Now.Sub(before); took > time.Minute {
-		t.Errorf("it took too long: %s", took)
+		t.Errorf("first boot took too long: %s", took)
 	}
 	w.NoSecret()
 

@@ -72,7 +72,7 @@ func TestSpread(t *testing.T) {
 		t.Fatal("first boot succeeded although no API server answers")
 	}
 	if first.Sub(began) != want || waits != 1 || took == 0 {
-		t.Errorf("the first connection came after %s, expected %s; it waited %d times", first.Sub(began), want, waits)
+		t.Errorf("the first connection came after %s, expected %s; first boot waited %d times", first.Sub(began), want, waits)
 	}
 }
 
@@ -157,6 +157,6 @@ func TestPhasesAreOfOnePass(t *testing.T) {
 		t.Fatal(err)
 	}
 	if ran != 2*3 || passes != 3 {
-		t.Errorf("in %d passes its two phases ran %d times", passes, ran)
+		t.Errorf("in %d passes the two phases ran %d times", passes, ran)
 	}
 }

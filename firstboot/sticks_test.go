@@ -311,7 +311,7 @@ func TestResetAndASticksToken(t *testing.T) {
 	if !slices.ContainsFunc(steps, func(s run.Step) bool {
 		return strings.Contains(s.Detail, "stick /dev/sdb1 has the Site of the cluster that this machine leaves, with its bootstrap token")
 	}) {
-		t.Errorf("reset did not report it: %v", steps)
+		t.Errorf("reset did not report the token on the stick: %v", steps)
 	}
 	delete(w.Cluster.Nodes, "edge-sn0042")
 	w.PowerOn()
@@ -339,7 +339,7 @@ func TestResetBeforeANewStick(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !slices.ContainsFunc(steps, func(s run.Step) bool { return strings.Contains(s.Detail, "has a new Site") }) {
-		t.Errorf("reset did not report it: %v", steps)
+		t.Errorf("reset did not report the new Site on the stick: %v", steps)
 	}
 	delete(w.Cluster.Nodes, "edge-sn0042")
 	w.PowerOn()

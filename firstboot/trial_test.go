@@ -99,7 +99,7 @@ func TestTrialWithoutAPIServer(t *testing.T) {
 		w.Offline = true
 		c.prepare(w)
 		if err := w.Boot(); err == nil {
-			t.Fatalf("%s: done", c.name)
+			t.Fatalf("%s: first boot succeeded although no API server answers", c.name)
 		}
 		if held, healthy := w.Has(ondisk.HeldFile), w.Has(ondisk.HealthyFile); held != c.held || healthy != c.healthy {
 			t.Errorf("%s: held: %v, marked as healthy: %v\n%s", c.name, held, healthy, w.Log.String())
@@ -125,7 +125,7 @@ func TestTrialThatFailsIsNotHeld(t *testing.T) {
 	w.Put(ondisk.HeldFile, "")
 	w.Cluster.NotReady = true
 	if err := w.Boot(); err == nil {
-		t.Fatal("done")
+		t.Fatal("first boot succeeded although the Node is not Ready")
 	}
 	if w.Has(ondisk.HeldFile) || w.Has(ondisk.HealthyFile) {
 		t.Errorf("held: %v, marked as healthy: %v", w.Has(ondisk.HeldFile), w.Has(ondisk.HealthyFile))

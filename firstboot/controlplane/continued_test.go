@@ -181,7 +181,7 @@ func TestPowerCutAfterContinueFromAnother(t *testing.T) {
 			}
 			_ = m.Boot()
 			if controlplane.Decided(m.Env()) != counted {
-				t.Errorf("etcd was let start: %v\n%s", !counted, m.Log.String())
+				t.Errorf("etcd may start: %v\n%s", !counted, m.Log.String())
 			}
 		})
 	}

@@ -135,7 +135,7 @@ func (m *controlPlane) decides() string {
 	d := all[len(all)-1][1]
 	ends, starts := map[string]string{"bootstrap": " new\n", "join": " existing\n", "start": "has data\n"}[d]
 	if controlplane.Decided(m.Env()) != starts {
-		return d + ", but etcd is let start: " + fmt.Sprint(!starts)
+		return d + ", but etcd may start: " + fmt.Sprint(!starts)
 	}
 	if starts && !strings.HasSuffix(m.Get(controlplane.EtcdRun), ends) {
 		return d + ", but etcd is started with " + m.Get(controlplane.EtcdRun)

@@ -96,7 +96,7 @@ func TestMasterTakesLostKeysFromAStick(t *testing.T) {
 			}
 			m.bootDone()
 			if !m.ConsoleHas("the cluster's keys stay on stick") {
-				t.Errorf("the console has no message about it:\n%s", strings.Join(m.Console, "\n"))
+				t.Errorf("the console does not report that keys stay on the stick:\n%s", strings.Join(m.Console, "\n"))
 			}
 			m.keysOnlyInPlace()
 			m.on()

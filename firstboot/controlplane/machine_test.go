@@ -151,7 +151,7 @@ func newControlPlane(t *testing.T, sites []mint.NodeSite) *controlPlane {
 	w.DialOther, w.RefuseDial = m.dial, m.refused
 	w.Listen = func(addr string) (net.Listener, error) {
 		if addr != "192.0.2.11:2380" {
-			return nil, fmt.Errorf("it listens on %s", addr)
+			return nil, fmt.Errorf("first boot listens on %s", addr)
 		}
 		return net.Listen("unix", "@firstboot-test-"+rand.Text())
 	}

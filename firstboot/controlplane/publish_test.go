@@ -117,6 +117,6 @@ func TestPublishedOnce(t *testing.T) {
 		t.Errorf("kubeadm ran %q; published again: %v, rules %d", m.inits, !m.Cluster.NoClusterInfo, len(m.Cluster.CreatedRBAC))
 	}
 	if !m.ConsoleHas("the cluster no longer publishes cluster-info") {
-		t.Errorf("the console has no message about it\n%s", strings.Join(m.Console, "\n"))
+		t.Errorf("the console does not report that cluster-info is missing\n%s", strings.Join(m.Console, "\n"))
 	}
 }

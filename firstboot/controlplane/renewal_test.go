@@ -133,7 +133,7 @@ func TestRestartOutlastsAKill(t *testing.T) {
 					}
 				}
 				if err := m.Boot(); err == nil || m.EffectNames[len(m.EffectNames)-1] != at {
-					t.Fatalf("%v: it was not killed at %s: %q", err, at, m.EffectNames)
+					t.Fatalf("%v: first boot was not killed at %s: %q", err, at, m.EffectNames)
 				}
 				m.BeforeEffect, m.PowerCutAt = nil, 0
 			}
@@ -142,7 +142,7 @@ func TestRestartOutlastsAKill(t *testing.T) {
 				t.Error("the controller manager still has its old certificate")
 			}
 			if started := m.World.Started[ondisk.UnitKubelet]; started.Before(renewed) != (tt.days < 365) {
-				t.Errorf("kubelet was started on %s, its certificate is another since %s", started, renewed)
+				t.Errorf("kubelet was started on %s, and has had a new certificate since %s", started, renewed)
 			}
 			if m.Has(controlplane.PodsRestart) {
 				t.Error("a pod was restarted once more")
@@ -248,7 +248,7 @@ func TestRenewalThatFails(t *testing.T) {
 					}
 				}
 				if !m.ConsoleHas("renewing the control plane's certificates failed: ") || !m.ConsoleHas("are valid until 2027-11-20T10:00:") {
-					t.Errorf("%s: the console has no message about it\n%s", when, strings.Join(m.Console, "\n"))
+					t.Errorf("%s: the console does not report the failed renewal\n%s", when, strings.Join(m.Console, "\n"))
 				}
 				if m.Has(controlplane.RenewalDir) || when == "the timer" && m.Get(controlplane.Pods[0]) != pods {
 					t.Errorf("%s: a failed renewal left files, or restarted a pod", when)

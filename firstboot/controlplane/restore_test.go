@@ -139,7 +139,7 @@ func TestRestoreIsDoneOnce(t *testing.T) {
 			again.on()
 			again.bootDone()
 			if again.Get(db) != text || uefi && string(again.Env().Contents(controlplane.RestoredVar)) == firmware {
-				t.Errorf("after the same request, etcd has %q", again.Get(db))
+				t.Errorf("after the request was made again, etcd has %q", again.Get(db))
 			}
 		})
 	}

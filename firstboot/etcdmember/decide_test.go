@@ -208,7 +208,7 @@ func TestNeverTwice(t *testing.T) {
 							}
 						case Start:
 							if from == "m2" && !v.Quorum && !(v.Counted && v.Disk.Continued) {
-								t.Errorf("etcd starts although another node is in continueFrom, with %+v", v)
+								t.Errorf("etcd starts although continueFrom names another node, with %+v", v)
 							}
 							if v.Quorum && v.Disk.Member == "9" {
 								t.Errorf("a member that the quorum does not list starts with %+v", v)

@@ -175,7 +175,7 @@ all
 // starts it.
 func TestPortsAsServer(t *testing.T) {
 	if os.Getenv("RULES") == "" {
-		t.Skip("SKIPPED: it is the other end of TestPortRules")
+		t.Skip("SKIPPED: only TestPortRules starts this test")
 	}
 	as(t, "LISTENER")
 	defer as(t, "")
@@ -214,7 +214,7 @@ func as(t *testing.T, variable string) {
 func TestPortsAsClient(t *testing.T) {
 	who, subnet := os.Getenv("WHO"), os.Getenv("SUBNET")
 	if who == "" {
-		t.Skip("SKIPPED: it is the other end of TestPortRules")
+		t.Skip("SKIPPED: only TestPortRules starts this test")
 	}
 	as(t, "USER_ID")
 	var reached [15]string

@@ -127,7 +127,7 @@ func learnedBeside(e *machine.Env, like func(ondisk.IPVSLearnedVirtual) bool) []
 		err = fmt.Errorf("version %d is not supported (this program supports %d)", doc.Version, ondisk.IPVSLearnedVersion)
 	}
 	if err != nil {
-		e.Log.Warn("the API servers that ipvscare has learned are unusable", "file", ondisk.IPVSLearned, "error", err)
+		e.Log.Warn("the list of API servers that ipvscare has learned is unusable", "file", ondisk.IPVSLearned, "error", err)
 		return nil
 	}
 	var out []string

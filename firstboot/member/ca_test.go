@@ -28,12 +28,12 @@ func TestWorkerTakesTheCAThatWasIssuedAgain(t *testing.T) {
 			w.YearsLater(7)
 			w.MustBoot()
 			if w.ConsoleHas("is valid until") || w.Get(ondisk.KubeCA) != former {
-				t.Errorf("the message about it came too early\n%s", strings.Join(w.Console, "\n"))
+				t.Errorf("the CA was reported or replaced too early\n%s", strings.Join(w.Console, "\n"))
 			}
 			w.YearsLater(2)
 			w.MustBoot()
 			if !w.ConsoleHas(ondisk.KubeCA+" is valid until 2036-11-20") || w.Units[ondisk.UnitAgain] != "active" {
-				t.Errorf("the console has no message about it, or first boot's timer is %s\n%s", w.Units[ondisk.UnitAgain], strings.Join(w.Console, "\n"))
+				t.Errorf("the console does not report the end of the CA, or first boot's timer is %s\n%s", w.Units[ondisk.UnitAgain], strings.Join(w.Console, "\n"))
 			}
 
 			stranger, strangersKey := worldtest.NewCA(t, "kubernetes")
@@ -62,12 +62,12 @@ func TestWorkerTakesTheCAThatWasIssuedAgain(t *testing.T) {
 				t.Errorf("the programs were not restarted: %q", w.EffectNames)
 			}
 			if w.Units[ondisk.UnitAgain] == "active" {
-				t.Error("first boot still looks every two hours")
+				t.Error("first boot's timer is still active")
 			}
 			w.EffectNames = nil
 			w.MustBoot()
 			if slices.Contains(w.EffectNames, "restart "+ondisk.UnitKubelet) {
-				t.Errorf("again: %q", w.EffectNames)
+				t.Errorf("kubelet was restarted again: %q", w.EffectNames)
 			}
 			w.YearsLater(3) // the former CA has expired
 			w.Cluster.TLS.ClientCAs.AppendCertsFromPEM(renewed)

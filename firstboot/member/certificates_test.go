@@ -36,7 +36,7 @@ func TestEnrolledReadsWhatItFinds(t *testing.T) {
 				t.Fatal(err)
 			}
 			if err := member.Enrolled(w.Env()); !errors.Is(err, member.ErrNotEnrolled) {
-				t.Errorf("%s is %s: enrolled says %v", file, spoilt, err)
+				t.Errorf("%s is %s: Enrolled returns %v", file, spoilt, err)
 			}
 			if file != member.ClientCert {
 				continue

@@ -222,7 +222,7 @@ func TestNoteIsNotTakenFromAnotherCluster(t *testing.T) {
 			t.Errorf("IPVS disabled %v: the record is %s, it was %s", disabled, got, before)
 		}
 		if said := w.ConsoleHas("the API servers are of another cluster with the same keys"); said == disabled || (err == nil) != disabled {
-			t.Errorf("IPVS disabled %v: %v, said %v", disabled, err, said)
+			t.Errorf("IPVS disabled %v: the boot returned %v, another cluster was reported: %v", disabled, err, said)
 		}
 	}
 }
