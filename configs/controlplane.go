@@ -67,8 +67,8 @@ type ControlPlaneMember struct {
 	Address string `yaml:"address" json:"address"`
 }
 
-// ClusterKeys are the keys of a cluster, and the objects that its first control-plane node
-// creates in it.
+// ClusterKeys are the keys of a cluster, and the objects that a control-plane node creates in a new
+// cluster.
 type ClusterKeys struct {
 	// CA is the cluster's CA.
 	CA KeyPair `yaml:"ca" json:"ca"`
@@ -79,8 +79,8 @@ type ClusterKeys struct {
 	// ServiceAccount is the key that signs the tokens of service accounts.
 	ServiceAccount Secret `yaml:"serviceAccount" json:"serviceAccount"`
 	// Objects contains the Kubernetes objects for the nodes' bootstrap tokens (gzip, base64).
-	// `edgebake cluster sites` writes this field. The first control-plane node that does not find
-	// them in the cluster creates them, once.
+	// `edgebake cluster sites` writes this field. A control-plane node creates them once, when the
+	// cluster is new.
 	Objects Secret `yaml:"objects,omitempty" json:"objects,omitempty"`
 	// Manifests contains the manifests of the Cluster, in order (gzip, base64). `edgebake cluster
 	// sites` writes this field. They are applied only once.

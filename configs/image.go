@@ -234,7 +234,7 @@ type Crictl struct {
 	Source Source `yaml:"source" json:"source"`
 }
 
-// CNI configures pod networking until the cluster's own agent does.
+// CNI configures pod networking until the cluster's network plugin does.
 type CNI struct {
 	// Config is bridge (a bridge on the node, enough for a single node), none (the cluster's
 	// network plugin brings its own configuration), or the path of a .conflist.

@@ -48,10 +48,10 @@ type Site struct {
 	UnsafeSkipCAVerification bool `yaml:"unsafeSkipCAVerification,omitempty" json:"unsafeSkipCAVerification,omitempty"`
 
 	// NodeName is the node's name, or a template of it. {{.Serial}} and {{.UUID}} come from the
-	// firmware. {{.MAC}} is a MAC address without colons: that of the first interface here with a
-	// mac, or else of the machine's first network card. {{.Hostname}} is the machine's host name.
-	// {{or .Serial .MAC}} is the first of these values that the machine has. The result is
-	// converted to lower case.
+	// firmware. {{.MAC}} is a MAC address without colons: that of the first interface here whose
+	// mac the machine has, or else of the machine's first network card. {{.Hostname}} is the
+	// machine's host name. {{or .Serial .MAC}} is the first of these values that the machine has.
+	// The result is converted to lower case.
 	NodeName string `yaml:"nodeName,omitempty" json:"nodeName,omitempty" jsonschema:"default=node-{{.MAC}}"`
 	// Match selects the machine: other machines reject the Site, on their own
 	// disk or on a stick. Default: any machine. In an Inventory, each site

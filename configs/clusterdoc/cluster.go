@@ -98,8 +98,8 @@ type ControlPlaneNode struct {
 	Address string `yaml:"address" json:"address"`
 	// Match selects the machine, as in a Site. An Inventory and `edgebake site sign` require it.
 	Match configs.Match `yaml:"match,omitempty" json:"match,omitempty"`
-	// Network of the machine. Default: DHCP on every wired interface; the DHCP
-	// server must always assign address to this machine.
+	// Network of the machine. Default: DHCP on every wired interface. The DHCP server must then
+	// always give this machine the IP address in the field address.
 	Network configs.Network `yaml:"network,omitempty" json:"network,omitempty"`
 }
 

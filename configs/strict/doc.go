@@ -10,7 +10,7 @@
 //   - check: the function in Checks for the text of the field, or for each item of a list
 //   - unique: "yes": all items of a list differ; otherwise: the items differ in these fields
 //   - oneof: exactly one of the struct's fields with this tag is set; with "atmost", at most one
-//   - path: the field names a file or directory; package documents uses the tag
+//   - path: the field names a file or directory; package builder/documents uses the tag
 //   - text: "lines" or "tabs": control characters that the text may contain; "any": a cell of an
 //     imported table may have any text
 //   - list: "too": the field also allows a list of values
