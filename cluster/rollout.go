@@ -253,8 +253,8 @@ type history struct {
 	spent bool
 	// turns counts how often the run has let each node restart.
 	turns map[string]int
-	// marks has the mark of each Node. Only the run's own patches, pauses, and waiting for the window
-	// of a machine's Site move its times.
+	// marks has the mark of each Node. Its times are moved only by the run's own patches, by pauses,
+	// jumps of the clock, and closed windows of Sites.
 	marks map[string]rolloutMark
 	// moved lists the nodes whose Given in marks is later than in the Node, since the window was closed.
 	moved map[string]bool
@@ -263,16 +263,24 @@ type history struct {
 	waits map[string]time.Time
 	// idle lists the nodes that could restart while the rollout let no node restart.
 	idle map[string]bool
-	last time.Time // of the last call of observe
+	// last and ran are the arguments of the last call of observe.
+	last time.Time
+	ran  time.Duration
 }
 
 func newHistory() *history {
 	return &history{turns: map[string]int{}, marks: map[string]rolloutMark{}, moved: map[string]bool{}, waits: map[string]time.Time{}}
 }
 
-// observe undoes the changes that the machines have made to the marks of their Nodes.
-func (h *history) observe(r *Rollout, all []*updateNode, now time.Time) {
+// observe undoes the changes that the machines have made to the marks of their Nodes. ran is how long
+// the run has been running. If the clock was set, or this computer slept, now has changed by another
+// time: that difference does not count towards any limit.
+func (h *history) observe(r *Rollout, all []*updateNode, now time.Time, ran time.Duration) {
 	elapsed := now.Sub(cmp.Or(h.last, now))
+	jump := elapsed - (ran - h.ran)
+	if h.last.IsZero() || jump.Abs() < clockError {
+		jump = 0
+	}
 	marks, waits := map[string]rolloutMark{}, map[string]time.Time{} // without deleted Nodes
 	for _, n := range all {
 		old, m := h.marks[n.name], &n.mark
@@ -295,30 +303,33 @@ func (h *history) observe(r *Rollout, all []*updateNode, now time.Time) {
 		if !waiting {
 			since, waiting = now, m.Result == "" && !m.Given.IsZero()
 		}
-		move := func(times ...*time.Time) {
+		move := func(d time.Duration, times ...*time.Time) {
 			for _, at := range times {
 				if !at.IsZero() {
-					*at = at.Add(elapsed)
+					*at = at.Add(d)
 				}
 			}
 		}
-		switch {
+		if !first {
+			move(jump, &m.Given, &m.Drain, &m.Released, &since)
+		}
+		switch counted := elapsed - jump; {
 		case n.halt != "" && !first:
-			move(&m.Given, &m.Drain, &m.Released, &since)
+			move(counted, &m.Given, &m.Drain, &m.Released, &since)
 		case r.outsideWindow(n) && !m.Given.IsZero():
-			if move(&m.Given); first { // an earlier run was killed, perhaps days ago
+			if move(counted, &m.Given); first { // an earlier run was killed, perhaps days ago
 				m.Given = now.UTC().Truncate(time.Second)
 			}
 			h.moved[n.name] = true
 		case h.idle[n.name]:
-			move(&since)
+			move(counted, &since)
 		}
 		marks[n.name] = *m
 		if waiting {
 			waits[n.name] = since
 		}
 	}
-	h.last, h.marks, h.waits = now, marks, waits
+	h.last, h.ran, h.marks, h.waits = now, ran, marks, waits
 }
 
 // planned records the results of a plan that later plans depend on.
@@ -896,7 +907,7 @@ func (r *Rollout) ring(rings [][]*updateNode, now time.Time) (ring []*updateNode
 // atBegin returns the action that a Node needs when the command starts; "" for none.
 func (r *Rollout) atBegin(n *updateNode, now time.Time) rolloutAction {
 	switch {
-	case r.state(n) == UpdateDraining && now.Sub(n.mark.Drain) > r.Drain:
+	case r.state(n) == UpdateDraining && (r.Order.NoDrain || now.Sub(n.mark.Drain) > r.Drain):
 		return actUndrain // an earlier run was killed: nothing has drained this node since
 	case r.replaced(n), r.Retry && r.state(n) == UpdateFailed && !r.runs(n):
 		return actRetry

@@ -68,7 +68,8 @@ func newStill(t *testing.T) *fleet {
 // left is the number of pods that stay on a node.
 func (f *fleet) simulate(r *Rollout, left func(node string) int) error {
 	f.t.Helper()
-	f.now = time.Date(2026, 11, 26, 12, 0, 0, 0, time.UTC)
+	begun := time.Date(2026, 11, 26, 12, 0, 0, 0, time.UTC)
+	f.now = begun
 	past := newHistory()
 	for range 20_000 {
 		var all []*updateNode
@@ -76,7 +77,7 @@ func (f *fleet) simulate(r *Rollout, left func(node string) int) error {
 			all = append(all, updateNodeOf(&unstructured.Unstructured{Object: f.Get(name)}))
 		}
 		sortNodes(all)
-		past.observe(r, all, f.now)
+		past.observe(r, all, f.now, f.now.Sub(begun))
 		p := r.plan(all, past, f.now)
 		past.planned(p, f.now)
 		if p.ended {
@@ -543,6 +544,25 @@ func TestRolloutKilledInDrain(t *testing.T) {
 	r := rollout(nil)
 	ago := time.Now().Add(-r.Fetch / 2)
 	f.mark(r, "a-1", order.StateHeld, rolloutMark{Given: ago, Drain: ago, Cordoned: true})
+	if err := f.update(t.Context(), r); err != nil || len(f.updated()) != 1 {
+		t.Errorf("%v, updated %q", err, f.updated())
+	}
+	f.clean()
+}
+
+// TestRolloutKilledInDrainThenNoDrain checks that a run with NoDrain does not continue the drain of an
+// earlier run that was killed.
+func TestRolloutKilledInDrainThenNoDrain(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.add(fleettest.Works, nil, "a-1")
+	f.Pod("default", "web", "a-1", "ReplicaSet")
+	f.Evicted = func(path string, _ bool) int {
+		t.Errorf("%s was evicted", path)
+		return 0
+	}
+	r := rollout(func(r *Rollout) { r.Order.NoDrain = true })
+	f.mark(r, "a-1", order.StateHeld, rolloutMark{Given: time.Now(), Drain: time.Now(), Cordoned: true})
 	if err := f.update(t.Context(), r); err != nil || len(f.updated()) != 1 {
 		t.Errorf("%v, updated %q", err, f.updated())
 	}
@@ -1017,7 +1037,7 @@ func TestRolloutPausedInARun(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		past.observe(r, all, now.Add(after))
+		past.observe(r, all, now.Add(after), after)
 		return r.plan(all, past, now.Add(after)).acts
 	}
 	plans(0)
@@ -1041,6 +1061,49 @@ func TestRolloutPausedInARun(t *testing.T) {
 	}
 }
 
+// TestRolloutJumpOfTheClock checks that no node fails because the computer of the run has slept, or
+// because its clock was wrong and is set during the run.
+func TestRolloutJumpOfTheClock(t *testing.T) {
+	t.Parallel()
+	for _, jump := range []time.Duration{-72 * time.Hour, 72 * time.Hour} {
+		for _, c := range []struct {
+			state      string
+			mark       func(now time.Time) rolloutMark
+			soon, late string
+		}{
+			{order.StateWorking, func(now time.Time) rolloutMark { return rolloutMark{Given: now} }, "", "a-1 finish failed"},
+			{order.StateHeld, func(now time.Time) rolloutMark { return rolloutMark{Given: now, Drain: now, Cordoned: true} }, "a-1 evict", "a-1 finish failed"},
+			{order.StateTrial, func(now time.Time) rolloutMark {
+				return rolloutMark{Given: now, Drain: now, Released: now, Cordoned: true}
+			}, "", "a-1 finish failed"},
+		} {
+			f, r, past := newStill(t), rollout(nil), newHistory()
+			now := time.Now().Add(-100 * time.Hour).Round(0)
+			f.add(fleettest.Works, nil, "a-1")
+			f.mark(r, "a-1", c.state, c.mark(now))
+			plan := func(now time.Time, ran time.Duration) string {
+				t.Helper()
+				all, err := f.client.updateNodes(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				past.observe(r, all, now, ran)
+				var acts []string
+				for _, a := range r.plan(all, past, now).acts {
+					acts = append(acts, strings.TrimSpace(a.node.name+" "+string(a.what)+" "+a.result))
+				}
+				return strings.Join(acts, ", ")
+			}
+			first := plan(now, 0)
+			soon := plan(now.Add(r.Drain/2+jump), r.Drain/2)
+			late := plan(now.Add(2*r.Fetch+jump), 2*r.Fetch)
+			if first != c.soon || soon != c.soon || late != c.late {
+				t.Errorf("%s, jump %s: %q, %q, %q", c.state, jump, first, soon, late)
+			}
+		}
+	}
+}
+
 // TestRolloutNewNode checks that a Node that is deleted and joins again during a run counts as new.
 func TestRolloutNewNode(t *testing.T) {
 	t.Parallel()
@@ -1051,7 +1114,7 @@ func TestRolloutNewNode(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		past.observe(r, all, time.Now())
+		past.observe(r, all, time.Now(), 0)
 		if len(all) == 0 {
 			return ""
 		}
@@ -1182,7 +1245,7 @@ func TestRolloutSeveralNights(t *testing.T) {
 				past = newHistory()
 			}
 			n := updateNodeOf(&unstructured.Unstructured{Object: f.Get("a-1")})
-			past.observe(r, []*updateNode{n}, now)
+			past.observe(r, []*updateNode{n}, now, now.Sub(begin))
 			p := r.plan([]*updateNode{n}, past, now)
 			past.planned(p, now)
 			for _, a := range p.acts {

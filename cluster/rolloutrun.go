@@ -433,10 +433,11 @@ func (c *Client) Update(ctx context.Context, r *Rollout, tell func(UpdateRow), n
 		return err
 	}
 	told, waits, problem := map[string]string{}, "", ""
+	begun := time.Now()
 	for {
 		all := v.all()
-		now := time.Now()
-		run.past.observe(r, all, now)
+		now := time.Now().Round(0) // by the clock, also if that was set
+		run.past.observe(r, all, now, time.Since(begun))
 		p := r.plan(all, run.past, now)
 		run.past.planned(p, now)
 		for _, n := range all {
