@@ -20,8 +20,9 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// standIn puts a fake mmdebstrap first on PATH. It writes the test's base and counts its runs. It
-// fails or hangs if the project has a file of that name.
+// standIn puts a fake mmdebstrap first on PATH. It writes the project's base, and appends a line to
+// the project's file runs. If the project has a file fail, it fails; if it has a script hang, it
+// runs that script first.
 func standIn(t *testing.T, p *project) {
 	t.Helper()
 	dir := t.TempDir()
@@ -252,8 +253,8 @@ exec sleep 1000
 	}
 }
 
-// TestScratch checks that the command removes all contents of the directory and nothing else, for
-// directories with unusual names, and that an empty directory needs no command.
+// TestScratch checks that the command from clearScratch removes all contents of the directory and
+// nothing else, for directories with unusual names, and that an empty directory needs no command.
 func TestScratch(t *testing.T) {
 	tmp := filepath.Join(t.TempDir(), "a [b] c")
 	link := filepath.Join(t.TempDir(), "link")

@@ -12,7 +12,8 @@ import (
 	"github.com/edgebake/edgebake/test/buildtest"
 )
 
-// goProgram links a program with the given version. It depends on a module with another version.
+// goProgram links a program with the given version. It depends on another module, whose version is
+// the argument module.
 func goProgram(t *testing.T, version, module string) string {
 	t.Helper()
 	dir := t.TempDir()

@@ -409,7 +409,7 @@ func TestRecreatedCluster(t *testing.T) {
 		t.Errorf("status: %+v", st)
 	}
 
-	// A restart of ipvscare changes nothing; another record does.
+	// A restart of ipvscare changes nothing; other UIDs in the configuration do.
 	if err := w.stop(); err != nil {
 		t.Fatal(err)
 	}
@@ -504,10 +504,11 @@ func TestRecreatedClusterWithoutIPVS(t *testing.T) {
 
 // TestDamagedCA checks that ipvscare keeps the rules of an earlier process if the CA file is
 // damaged when it starts, and that it gives no traffic to API servers that it cannot verify. It
-// continues once the file is readable, and the same applies after a configuration names another file.
+// probes API servers once the file is readable. The same applies if a new configuration names
+// another file.
 func TestDamagedCA(t *testing.T) {
 	for _, served := range []bool{false, true} {
-		t.Run(map[bool]string{false: "empty", true: "served"}[served], func(t *testing.T) { // the path of a Unix socket is short
+		t.Run(map[bool]string{false: "empty", true: "served"}[served], func(t *testing.T) { // short, because it is part of a Unix socket's path
 			t.Parallel()
 			testDamagedCA(t, served)
 		})

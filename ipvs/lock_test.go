@@ -226,7 +226,7 @@ func TestRejectedReloadUnlocks(t *testing.T) {
 	}
 	d := NewDaemon(Options{RunDir: dir})
 	one, two := Server{VIP: netip.MustParseAddrPort("192.0.2.1:6443")}, Server{VIP: netip.MustParseAddrPort("192.0.2.2:6443")}
-	// No file can have this name.
+	// The file for the second virtual server cannot be written, because a directory has its name.
 	if err := os.MkdirAll(filepath.Join(dir, two.VIP.String(), "full"), 0o700); err != nil {
 		t.Fatal(err)
 	}

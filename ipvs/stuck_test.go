@@ -124,7 +124,7 @@ func TestUsed(t *testing.T) {
 			{5, conns{a: {Active: 1}, b: {Active: 1}}},
 			{6, conns{a: {Inactive: 1}, b: {Inactive: 1}}}, // connections to a and b are opened or closed
 			{7, conns{a: {Inactive: 1}, b: {Inactive: 2}}},
-			{8, conns{a: {Inactive: 1}, b: {Inactive: 2}}}, // these belong to closed connections
+			{8, conns{a: {Inactive: 1}, b: {Inactive: 2}}}, // the new packets belong to closed connections
 		} {
 			m.Packets, m.Opened = at.packets, at.conns
 			k.tick(false)

@@ -228,7 +228,7 @@ func TestGoBuildIsTheSameEverywhere(t *testing.T) {
 	if out, err := exec.Command(prog).CombinedOutput(); err != nil || string(out) != "7\n" {
 		t.Errorf("the program printed %q, %v", out, err)
 	}
-	// Now everything is compiled, so go must work without a module proxy.
+	// Now the program is in the cache, so GoBuild must work without a module proxy.
 	t.Setenv("GOPROXY", "off")
 	t.Setenv("GOMODCACHE", t.TempDir())
 	if _, err := GoBuild(t.Context(), c, r, io.Discard); err != nil {

@@ -13,7 +13,8 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// TestImportWhatChanges checks that nothing is stored if two readings of a source differ.
+// TestImportWhatChanges checks that Import stores only what two consecutive readings of a source
+// have returned, and fails if the source changes each time.
 func TestImportWhatChanges(t *testing.T) {
 	for _, tt := range []struct {
 		name     string

@@ -879,7 +879,7 @@ func TestAuthFile(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", filepath.Dir(docker))
 	_, err := fromRegistry(t, newCache(t), s, func(o *Options) { o.Registries[0].AuthFile = "" })
 	wantError(t, err, docker, "docker-credential-edgebake-none, which", "is not installed", "remove credsStore")
-	s.auth = "" // a registry that needs no login ignores it
+	s.auth = "" // without a required login, the missing helper is no error
 	if _, err := fromRegistry(t, newCache(t), s, func(o *Options) { o.Registries[0].AuthFile = "" }); err != nil {
 		t.Errorf("an anonymous pull: %v", err)
 	}

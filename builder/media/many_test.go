@@ -20,7 +20,7 @@ import (
 	"github.com/edgebake/edgebake/test/disktest"
 )
 
-// named returns n Sites, each with its own token.
+// named returns n Sites, each with its own node name.
 func named(n int) []Named {
 	var out []Named
 	for i := range n {

@@ -701,8 +701,8 @@ func TestFeatures(t *testing.T) {
 	}
 }
 
-// TestSuperblockTimes checks dates that need more than 31 bits, and one before 1970, with dumpe2fs
-// and the reader.
+// TestSuperblockTimes checks dates of up to 34 bits with the reader, and those of up to 32 bits
+// also with dumpe2fs. A date before 1970 is stored as 1970.
 func TestSuperblockTimes(t *testing.T) {
 	for _, want := range []string{"1970-01-01", "2026-01-02", "2038-01-19", "2040-01-01", "2106-02-07", "2107-01-01", "2400-01-01"} {
 		o := options(0)

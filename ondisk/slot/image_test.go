@@ -68,7 +68,7 @@ func TestImageSignature(t *testing.T) {
 	if _, err := VerifyImage(ondisk.SlotInfo{}, doc, nil); !errors.Is(err, ErrImageUnsigned) {
 		t.Errorf("got %v", err)
 	}
-	// Scrubbing and stamping keep the signature, for which a slot has space.
+	// Scrubbing keeps the signature, for which a slot has space.
 	img, err := Make(Contents{Info: good, Files: map[string][]byte{"site.yaml": []byte("token: x")}})
 	if err != nil {
 		t.Fatal(err)

@@ -19,7 +19,7 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// need skips the test if a program is missing. In CI, it fails the test instead.
+// need skips the test if something that it needs is missing. In CI, it fails the test instead.
 func need(t *testing.T, ok bool, what string) {
 	t.Helper()
 	if !ok {
