@@ -15,5 +15,5 @@ type Check struct {
 const (
 	CheckOK      = "ok"
 	CheckFailed  = "failed"
-	CheckUnknown = "unknown" // it cannot or need not be checked
+	CheckUnknown = "unknown" // the check could not be made, or its result is only advice
 )

@@ -213,7 +213,7 @@ func (c *Client) explain(doing string, err error) error {
 			c.Server(), printable.Short(err.Error(), 300))
 	case errors.As(err, &network), errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
 		text = fmt.Sprintf("%s does not answer: %v", c.Server(), err)
-	case request != nil: // a truncated answer, or one of another kind of server
+	case request != nil: // for example, the answer is truncated, or the server is not an API server
 		text = fmt.Sprintf("request to %s failed: %v", c.Server(), err)
 	default:
 		text = err.Error()

@@ -17,7 +17,8 @@ func forbidden(message string) error {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{Reason: metav1.StatusReasonForbidden, Message: message}}
 }
 
-// TestExplain checks that the error of a failed request names the server exactly once.
+// TestExplain checks that the error of a failed request has the cause, and names the server at most
+// once.
 func TestExplain(t *testing.T) {
 	c := &Client{config: &rest.Config{Host: "https://192.0.2.1:6443"}}
 	for _, x := range []struct {

@@ -35,7 +35,7 @@ type Facts struct {
 	Skipped []string
 }
 
-// Facts reads the facts. It first checks that the user may also create a token.
+// Facts reads the facts. It first checks the permissions for reading them and for creating a token.
 func (c *Client) Facts(ctx context.Context) (*Facts, error) {
 	const doing = "describing the cluster"
 	if err := c.requirePermissions(ctx, doing, append(mintRights(), permission{"list", nodes, "", ""}, permission{"list", daemonSets, "", ""})...); err != nil {

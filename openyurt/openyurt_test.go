@@ -123,8 +123,8 @@ func pod() Hub {
 	return h
 }
 
-// TestArgs checks that yurthub accepts its command line. It requires a node name, https servers, a
-// known mode and exactly one way to get an identity. v1.7 also requires the node pool and the
+// TestArgs checks the exact command line of each form. yurthub requires a node name, https servers,
+// a known mode and exactly one way to get an identity. v1.7 also requires the node pool and the
 // node's address; v1.6 has no --node-ip.
 func TestArgs(t *testing.T) {
 	t.Parallel()

@@ -304,7 +304,7 @@ func TestDamagedDirectory(t *testing.T) {
 	for name, tt := range map[string]struct {
 		damage func(dir string) error
 		want   string
-		again  bool // New reports it too
+		again  bool // New reports the damage too
 	}{
 		"no token":    {func(dir string) error { return os.Remove(filepath.Join(dir, "tokens/a.yaml")) }, "tokens/a.yaml: no such file or directory: " + fix, false},
 		"empty token": {func(dir string) error { return os.WriteFile(filepath.Join(dir, "tokens/a.yaml"), nil, 0o600) }, "tokens/a.yaml is not the token that was minted", false},
@@ -397,7 +397,8 @@ func TestEncrypted(t *testing.T) {
 	}
 }
 
-// TestSites checks that a worker's Site has only the fields that it needs to join, and no key.
+// TestSites checks that each worker's Site has a token of its own, the CA's hash and the API servers,
+// but no key, and that an Inventory has the same Sites.
 func TestSites(t *testing.T) {
 	dir, other := filepath.Join(t.TempDir(), "shops"), filepath.Join(t.TempDir(), "other")
 	mustNew(t, other, document)
@@ -456,8 +457,8 @@ func TestSites(t *testing.T) {
 	}
 }
 
-// TestAdminConfig checks that the administrator's kubeconfig has a client certificate of the CA,
-// and a context for each API server.
+// TestAdminConfig checks that the administrator's kubeconfig has a cluster for each API server, and
+// that the CA is valid now and for about ten years.
 func TestAdminConfig(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
 	mustNew(t, dir, document)

@@ -90,8 +90,8 @@ func TestReceive(t *testing.T) {
 	}
 }
 
-// TestReceiveRejects checks that requests that first boot would not send are rejected with a
-// reason, and leave no file.
+// TestReceiveRejects checks that requests that first boot would not send are rejected, and leave no
+// file.
 func TestReceiveRejects(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
