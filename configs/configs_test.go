@@ -131,7 +131,7 @@ func TestScalarsAsTheyStand(t *testing.T) {
 }
 
 // TestEditors checks that the parsers accept YAML as editors on other systems, and programs, write
-// it.
+// it. Binary files are rejected.
 func TestEditors(t *testing.T) {
 	want := mustSite(t, smallSite)
 	for name, doc := range map[string]string{

@@ -231,7 +231,8 @@ func TestRevertKilled(t *testing.T) {
 	})
 }
 
-// killed describes a change that is killed, and the two ways to continue.
+// killed describes a change that is killed, and the two ways to go on: the same change again, or
+// the change back.
 type killed struct {
 	prepare          func(*world)
 	run, again, back func(*world) error

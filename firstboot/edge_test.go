@@ -106,7 +106,7 @@ func TestPoolOfTheCluster(t *testing.T) {
 	if err := w.Boot(); err != nil {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	// A cloud node that was Ready before continues, even if its pool is of type Edge now.
+	// A cloud node that was Ready before keeps working, even if its pool is of type Edge now.
 	w.Cluster.NodePoolType = ""
 	w.Units[openyurt.Unit] = "failed"
 	w.PowerOn()

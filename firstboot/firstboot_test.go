@@ -139,8 +139,8 @@ func TestStaticPodForm(t *testing.T) {
 	w.edgeThenOffline()
 }
 
-// TestStaticPodKilled cuts the power before each effect of a join with a static pod:
-// the next boot continues, and ends in the same state as an undisturbed one.
+// TestStaticPodKilled cuts the power before each effect of a join with a static pod: the next boot
+// completes the join, and ends in the same state as an undisturbed one.
 func TestStaticPodKilled(t *testing.T) {
 	t.Parallel()
 	machine := podWorld(t)

@@ -226,7 +226,7 @@ func TestMoveWithoutAToken(t *testing.T) {
 	if phases := w.State().Phases; phases[len(phases)-2].Status != ondisk.PhaseWaiting {
 		t.Errorf("first boot stopped before it looked for the Node: %+v", phases)
 	}
-	// Offline, an unpinned node continues.
+	// Offline, first boot of an unpinned node waits, and reports no failure.
 	w.PowerOn()
 	w.Offline = true
 	if err := w.Boot(); err == nil || w.State().Result != ondisk.ResultWaiting || w.ConsoleHas("FAILED") || w.ConsoleHas("tried again") {

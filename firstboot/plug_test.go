@@ -17,8 +17,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// TestStickFromALaptop checks FAT file systems with the slot's label that a laptop makes in an
-// unnamed partition or on the whole device.
+// TestStickFromALaptop checks that a FAT file system with the slot's label counts as a stick, in an
+// unnamed partition or on the whole device. One with another label does not.
 func TestStickFromALaptop(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -128,7 +128,8 @@ func TestWaitsForASiteAndTakesAStick(t *testing.T) {
 	}
 }
 
-// TestSlowStick checks a stick that appears only after the phase that reads sticks.
+// TestSlowStick checks that the Site of a stick is applied even if the stick appears only after the
+// phase that reads sticks.
 func TestSlowStick(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)

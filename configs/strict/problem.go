@@ -97,8 +97,8 @@ func FileName(name string) string {
 	return name
 }
 
-// Problems contains the problems of a document, sorted by position. As an error, it prints one
-// problem per line.
+// Problems contains the problems of a document; Sort and First sort them by position. As an error,
+// it prints one problem per line.
 type Problems []Problem
 
 func (ps Problems) Error() string {

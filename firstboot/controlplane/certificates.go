@@ -32,7 +32,7 @@ const RenewBefore = 180 * 24 * time.Hour
 // Leaf is a certificate that kubeadm makes, and the CA that signs it.
 type Leaf struct{ Base, CA string }
 
-// Leaves lists the certificates of a control-plane node that kubeadm renews.
+// Leaves lists the certificates that kubeadm makes for a control-plane node.
 var Leaves = []Leaf{
 	{"apiserver", "ca"},
 	{"apiserver-kubelet-client", "ca"},

@@ -11,7 +11,8 @@ import (
 )
 
 // TestCorrectedDocuments checks that documents for the whole cluster that have changed in a Site
-// are uploaded once, unless somebody else has changed them in the cluster.
+// are uploaded once, unless somebody else has changed or uploaded them, or the record of an earlier
+// upload is missing.
 func TestCorrectedDocuments(t *testing.T) {
 	t.Parallel()
 	uploads := func(m *controlPlane) (n int) {

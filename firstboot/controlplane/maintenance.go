@@ -20,7 +20,7 @@ import (
 const maintenanceTime = 20 * time.Minute
 
 // MaintenancePhase maintains etcd's databases, and removes data that was set aside. If that fails,
-// it adds a note and the run continues.
+// it adds a note, and the later phases run anyway.
 func MaintenancePhase(active *site.Active) run.Phase {
 	return run.Phase{
 		Name: "etcd", Doc: "etcd's databases have free space, and no alarm is active", Timeout: maintenanceTime + time.Minute,

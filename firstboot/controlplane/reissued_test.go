@@ -96,8 +96,8 @@ func TestMasterTakesTheCAsOfItsSite(t *testing.T) {
 }
 
 // TestCAsOfAClockThatWasAhead checks CAs that a computer reissued while its clock was ahead, and
-// again later with the right clock. A control-plane node with the former CAs installs the later
-// ones.
+// again later with the right clock. A control-plane node installs the CAs that were reissued last,
+// and keeps them if the former Site is stamped again.
 func TestCAsOfAClockThatWasAhead(t *testing.T) {
 	t.Parallel()
 	doc := "apiVersion: edgebake.io/v1alpha1\nkind: Cluster\nname: shops\nkubernetesVersion: v1.36.3\nkubeProxy: {mode: none}\nnodes: [{name: shop1}]\nmasters: [{name: m1, address: 192.0.2.11}]\n"
@@ -136,7 +136,8 @@ func TestCAsOfAClockThatWasAhead(t *testing.T) {
 }
 
 // TestCAOfTheFutureReplacesNone checks that if a time server has set the clock, a CA that is not
-// valid yet does not replace an earlier issue that is.
+// valid yet does not replace an earlier issue that is. Otherwise it does, because the clock may be
+// behind.
 func TestCAOfTheFutureReplacesNone(t *testing.T) {
 	t.Parallel()
 	keys := *mintedSites(t, 1)[0].Site.Credentials.Keys

@@ -465,8 +465,8 @@ func TestRenewalAtTheEndOfACA(t *testing.T) {
 	}
 }
 
-// TestRenewalWhileKubeletDoesNotRun checks that pods that run while systemd restarts kubelet in a
-// loop read renewed certificates too.
+// TestRenewalWhileKubeletDoesNotRun checks that pods read renewed certificates even if kubelet has
+// failed, or systemd restarts it in a loop.
 func TestRenewalWhileKubeletDoesNotRun(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)
@@ -513,7 +513,7 @@ func (m *controlPlane) madeTimes() (n int) {
 }
 
 // TestCertificatesOfAClockAhead checks a PC whose clock shows Shanghai's local time, eight hours
-// ahead. Its certificates are made again once a time server has answered.
+// ahead. Certificates that were made before a time server has answered are made again.
 func TestCertificatesOfAClockAhead(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)

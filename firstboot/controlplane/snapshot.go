@@ -189,7 +189,7 @@ func dropSnapshots(e *machine.Env) error {
 }
 
 // SnapshotPhase makes a snapshot if the newest one is older than a day. If that fails, it adds a
-// note and the run continues.
+// note, and the later phases run anyway.
 func SnapshotPhase(active *site.Active) run.Phase {
 	p := &snapshotPhase{active: active}
 	return run.Phase{

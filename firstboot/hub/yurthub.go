@@ -159,7 +159,7 @@ func Phase(active *site.Active) run.Phase {
 			h, onDisk := hubOnDisk(e, h)
 			if err := poolFits(ctx, e, h); err != nil {
 				if _, permanent := run.Fix(err); permanent && !onDisk {
-					return err // a configured yurthub continues
+					return err // a configured yurthub keeps running
 				}
 				// If the cluster lacks OpenYurt's webhooks, the node works anyway. With them, the
 				// node is rejected, and the last phase reports the reason.

@@ -12,8 +12,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// TestEnrolledReadsWhatItFinds checks that an empty, truncated or zeroed certificate does not count
-// as an enrolment.
+// TestEnrolledReadsWhatItFinds checks that a node with an empty, truncated or zeroed file does not
+// count as enrolled.
 func TestEnrolledReadsWhatItFinds(t *testing.T) {
 	t.Parallel()
 	ready := readyNode(t)
@@ -41,7 +41,7 @@ func TestEnrolledReadsWhatItFinds(t *testing.T) {
 			if file != member.ClientCert {
 				continue
 			}
-			// Without a token the machine cannot continue, which is reported.
+			// Without a token the machine cannot join again, which is reported.
 			w.PowerOn()
 			if err := w.Boot(); err == nil || !w.ConsoleHas("FAILED discovery") {
 				t.Errorf("%s is %s:\n%s", file, spoilt, strings.Join(w.Console, "\n"))

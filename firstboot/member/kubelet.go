@@ -87,7 +87,7 @@ func SaveKubelet(e *machine.Env, minor int) error {
 }
 
 // TakeOverKubelet prepares the files in /var/lib/kubelet for this system's kubelet, before it
-// starts. minor is that kubelet's minor version. Without a record, the files are its own.
+// starts. minor is that kubelet's minor version. Without a record, it changes nothing.
 func TakeOverKubelet(e *machine.Env, minor int) error {
 	k := ReadKubeletFiles(e)
 	switch {

@@ -88,7 +88,7 @@ func TestBornAgainBeforeItPublishes(t *testing.T) {
 }
 
 // TestOldNoteGetsTheService checks that a node from a former release adds the Service's UID to its
-// record when it is Ready again. If it may not read the Service, it continues with two UIDs.
+// record when it is Ready again. If it may not read the Service, its record keeps two UIDs.
 func TestOldNoteGetsTheService(t *testing.T) {
 	t.Parallel()
 	for _, hidden := range []bool{false, true} {
@@ -137,7 +137,7 @@ func TestBornAgainFarAway(t *testing.T) {
 }
 
 // TestNodeOfAFormerRelease checks that a node without a record of its cluster makes one when it is
-// Ready again. If nodes may not read cluster-info, it continues without a record.
+// Ready again. If nodes may not read cluster-info, it works without a record.
 func TestNodeOfAFormerRelease(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
