@@ -447,7 +447,7 @@ func (p *preflight) openYurt(ctx context.Context, sites []PreflightSite) {
 				if need.Fix == openyurt.GrantHubRole {
 					rules = append(rules, need.Rule)
 				} else {
-					p.unknown("yurthub's rights", s.Name, "OpenYurt's charts do not grant system:nodes "+strings.Join(need.Rule.Verbs, " and ")+" of "+strings.Join(need.Rule.Resources, ", ")+", which its yurthub.extraArgs require", need.Fix)
+					p.unknown("yurthub's rights", s.Name, "OpenYurt's charts do not grant system:nodes "+strings.Join(need.Rule.Verbs, " and ")+" of "+strings.Join(need.Rule.Resources, ", ")+", which the Site's yurthub.extraArgs require", need.Fix)
 				}
 			case openyurt.NeedApprover:
 				p.approver(ctx)

@@ -75,7 +75,7 @@ func (c *Client) Status(ctx context.Context, now time.Time) ([]Site, error) {
 			s.State, s.Since = Joining, requests[i].GetCreationTimestamp().UTC()
 		}
 		s.Detail = "CSR " + requests[i].GetName() + " is not approved"
-		s.Fix = "check that the approver runs (" + openyurt.Manager + " for yurthub's), or run kubectl certificate approve " + requests[i].GetName()
+		s.Fix = "check that the approver runs (for yurthub's certificates: " + openyurt.Manager + "), or run kubectl certificate approve " + requests[i].GetName()
 		byName[name] = s
 	}
 	var out []Site
