@@ -170,10 +170,11 @@ func OrderStatus(e *machine.Env) *ondisk.OrderState {
 	if err != nil {
 		return nil
 	}
-	o := &orders{e: e, image: image, active: site.IfAny(e, image)}
+	o := &orders{e: e, image: image}
 	if json.Unmarshal(e.Contents(OrderFile), &o.record) != nil || o.record.Version != orderRecordVersion {
 		return nil
 	}
+	o.active = site.IfAny(e, image)
 	a := order.ParseAnswer(o.answer().String())
 	if a.Order == "" || a.State == order.StateDone {
 		return nil

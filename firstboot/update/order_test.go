@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"math/big"
 	"net"
 	"net/http"
@@ -164,6 +165,18 @@ func (b *ordered) says(state, reason string) {
 		}
 	} else if s == nil || s.Order != a.Order || s.State != a.State || s.Reason != a.Reason {
 		b.t.Errorf("status %+v, answered %+v", s, a)
+	}
+}
+
+// TestOrderStatusWithoutOrder checks that nothing is logged without an order: every user may run
+// firstboot status, but only root can read the Site.
+func TestOrderStatusWithoutOrder(t *testing.T) {
+	t.Parallel()
+	var log strings.Builder
+	e := newOrdered(t).env()
+	e.Log = slog.New(slog.NewTextHandler(&log, nil))
+	if s := OrderStatus(e); s != nil || log.Len() > 0 {
+		t.Errorf("%+v, logged %q", s, log.String())
 	}
 }
 
