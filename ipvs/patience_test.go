@@ -311,7 +311,7 @@ func TestReturn(t *testing.T) {
 				for _, s := range all {
 					st, at := s.state()
 					if st != Up {
-						t.Errorf("one is %s after %s", st, tt.last)
+						t.Errorf("on one node, the API server is %s after %s", st, tt.last)
 					}
 					after = append(after, at.Sub(began))
 				}
@@ -410,7 +410,7 @@ func TestHTTP1(t *testing.T) {
 				t.Errorf("answers take %s: %d requests in ten minutes", takes, n)
 			}
 			if st, _ := s.state(); st != Up {
-				t.Errorf("answers take %s: it is %s, %q", takes, st, s.events)
+				t.Errorf("answers take %s: the API server is %s, %q", takes, st, s.events)
 			}
 			s.cancel()
 			<-s.done
@@ -452,7 +452,7 @@ func TestReturnOfAServerThatClosesConnections(t *testing.T) {
 			m.status.Store(200)
 			time.Sleep(35 * time.Second)
 			if st, _ := s.state(); st != Up {
-				t.Errorf("it is %s 35 s after its errors ended", st)
+				t.Errorf("the API server is %s 35 s after its errors ended", st)
 			}
 		})
 	}
@@ -476,7 +476,7 @@ func TestReturnOfAServerThatClosesConnections(t *testing.T) {
 			s.others.Store(false)
 			time.Sleep(6 * time.Second)
 			if st, _ := s.state(); st != Up {
-				t.Errorf("it is %s 6 s after it became the only one: %q", st, s.events)
+				t.Errorf("the API server is %s 6 s after it became the only one: %q", st, s.events)
 			}
 		})
 	}

@@ -461,7 +461,7 @@ func TestAnonymousProbes(t *testing.T) {
 		defer s.stop(m)
 		time.Sleep(10*time.Minute + 3*time.Second)
 		if got := fmt.Sprint(s.events); got != "[up (ready)]" {
-			t.Errorf("the identity check accepted %s", got)
+			t.Errorf("the states are %s, want only up", got)
 		}
 		if dials, asks := m.dials.Load(), s.asks.Load(); asks < 7 || asks > 11 || dials > asks+2 {
 			t.Errorf("%d requests over %d connections in ten minutes", asks, dials)

@@ -559,7 +559,7 @@ func TestRouteIsRestored(t *testing.T) {
 		restored := false
 		m.change(func() { _, restored = m.Routes[vip.Addr()] })
 		if !restored {
-			t.Error("the rule was not restored within a second")
+			t.Error("the route was not restored within a second")
 		}
 		cancel()
 	})

@@ -1002,6 +1002,6 @@ func TestRetryAfter(t *testing.T) {
 	})
 	_, err = r.request(t.Context(), http.MethodGet, r.url("/manifests/1"), nil, nil, 0, http.StatusOK)
 	if pause := transfer.AskedPause(err); pause != 7*time.Second || !mayBeTemporary(err) {
-		t.Errorf("to wait %v: %v", pause, err)
+		t.Errorf("the pause is %v: %v", pause, err)
 	}
 }

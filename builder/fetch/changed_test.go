@@ -166,7 +166,7 @@ func TestSessionsRepairABlob(t *testing.T) {
 	}
 	wg.Wait()
 	if n := removed.Load(); n != 1 {
-		t.Errorf("%d sessions have removed it", n)
+		t.Errorf("%d sessions have removed the damaged blob, want 1", n)
 	}
 }
 
@@ -226,7 +226,7 @@ func TestHashedWhileWrittenTo(t *testing.T) {
 		}
 	}
 	if _, err := os.Stat(c.verifiedPath(sha)); err == nil {
-		t.Error("the damaged blob is recorded as verified")
+		t.Error("the blob is recorded as verified while a program writes to it")
 	}
 	stop()
 	if v, err := c.Verify(t.Context(), false, nil); err != nil || v.Sound.Blobs != 1 {

@@ -130,7 +130,7 @@ func TestStoredBlobIsSettled(t *testing.T) {
 		t.Fatal(err)
 	}
 	if at := fi.ModTime(); at.After(time.Now().Add(-coarseStampTime)) || at.Before(before.Add(-stampTime)) {
-		t.Errorf("it is dated %v, %v ago", at, time.Since(at))
+		t.Errorf("the blob is dated %v, %v ago", at, time.Since(at))
 	}
 }
 

@@ -175,14 +175,14 @@ func TestUntouched(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !c.untouched(sha) || !c.Has(sha) || !c.untouched(sha) {
-		t.Error("the blob was changed, although no program wrote to it")
+		t.Error("an unchanged blob does not count as untouched")
 	}
 	spoil(t, c, sha, "kubelex", false)
 	if c.untouched(sha) {
-		t.Error("it was changed")
+		t.Error("a changed blob counts as untouched")
 	}
 	if err := os.Remove(c.BlobPath(sha)); err != nil || c.untouched(sha) {
-		t.Errorf("it is gone (%v)", err)
+		t.Errorf("a removed blob counts as untouched (%v)", err)
 	}
 }
 
@@ -297,7 +297,7 @@ func TestTurnedKey(t *testing.T) {
 	c.HashAll()
 	for range 2 {
 		if got, err := Uncompressed(t.Context(), c, archive, 1<<20); err != nil || got != good {
-			t.Errorf("it is %s, want %s; %v", got, good, err)
+			t.Errorf("the uncompressed base is %s, want %s; %v", got, good, err)
 		}
 	}
 }

@@ -271,7 +271,7 @@ func TestMediaTypeIsTheDocuments(t *testing.T) {
 						t.Fatalf("%s, %s cache: %v", what, cache, err)
 					}
 					if got[0].Target.MediaType != test.want || got[0].Manifest.MediaType != test.want {
-						t.Errorf("%s, %s cache: it is %s and %s", what, cache, got[0].Target.MediaType, got[0].Manifest.MediaType)
+						t.Errorf("%s, %s cache: the media types are %s and %s", what, cache, got[0].Target.MediaType, got[0].Manifest.MediaType)
 					}
 					got[0].Source, got[0].Ref = configs.ContainerImage{}, imageref.Ref{}
 					pinned = append(pinned, got[0])

@@ -199,7 +199,7 @@ func TestArchiveChangesWhileRead(t *testing.T) {
 			}
 			wantError(t, err, "the file changes while it is read")
 			if got, want := pin(c), pin(newCache(t)); !reflect.DeepEqual(got, want) {
-				t.Errorf("it is %+v, want %+v", got, want)
+				t.Errorf("the pinned images are %+v, want %+v", got, want)
 			}
 		})
 	}

@@ -1,9 +1,9 @@
-# Read by the initrd's init for boot=edgebake: it installs, and mounts no root.
-# Messages are the program's.
+# For boot=edgebake, the initrd's init reads this file. It runs the installer instead of mounting a
+# root.
 mount_top() { :; }
 mount_premount() { :; }
 mountroot() {
-	# klibc's insmod takes no compressed modules; kmod's is called by its name.
+	# klibc's insmod takes no compressed modules. kmod does, if it is called as insmod.
 	ln -s /bin/kmod /edgebake/bin/insmod
 	for m in /edgebake/modules/*; do
 		[ ! -e "$m" ] || /edgebake/bin/insmod "$m" || true

@@ -36,6 +36,6 @@ func TestHasToken(t *testing.T) {
 		}
 	}
 	if found < 100 || found > len(texts)-100 {
-		t.Errorf("%d of %d have one", found, len(texts))
+		t.Errorf("%d of %d texts have a token", found, len(texts))
 	}
 }

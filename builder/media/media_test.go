@@ -696,7 +696,7 @@ func TestOutputs(t *testing.T) {
 		t.Errorf("exists: %v", err)
 	}
 	if b, _ := os.ReadFile(there); string(b) != "precious" {
-		t.Error("it was changed")
+		t.Error("the existing file was changed")
 	}
 	if _, err := Stamp(t.Context(), raw, site(), StampOptions{Now: now, Output: there, Force: true}); err != nil {
 		t.Error(err)

@@ -21,10 +21,10 @@ func TestSecretsStay(t *testing.T) {
 	lines := strings.Split(string(out), "\n")
 	for _, want := range []string{"http_proxy=http://proxy:3128", "EDGEBAKE_INITRD=given"} {
 		if !slices.Contains(lines, want) {
-			t.Errorf("it has no %s: %s", want, out)
+			t.Errorf("the program's environment lacks %s: %s", want, out)
 		}
 	}
 	if strings.Contains(string(out), "secret") {
-		t.Errorf("it has a secret: %s", out)
+		t.Errorf("the program's environment has a secret: %s", out)
 	}
 }

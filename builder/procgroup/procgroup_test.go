@@ -56,7 +56,7 @@ func TestRunEndsChildren(t *testing.T) {
 				t.Error("no error")
 			}
 			if running(cmd.Process.Pid) {
-				t.Errorf("process %d still runs", pid)
+				t.Errorf("a process of group %d still runs", cmd.Process.Pid)
 			}
 			if group, err := syscall.Getpgid(pid); err == nil && group != cmd.Process.Pid {
 				t.Errorf("process %d is in group %d, want %d", pid, group, cmd.Process.Pid)

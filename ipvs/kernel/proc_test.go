@@ -64,7 +64,7 @@ func TestReadConnsOfALargeTable(t *testing.T) {
 		t.Errorf("%v, %v", mine, err)
 	}
 	if n := after.TotalAlloc - before.TotalAlloc; n > 256<<10 {
-		t.Errorf("it allocates %d bytes", n)
+		t.Errorf("readConns allocates %d bytes", n)
 	}
 	// The same file is read repeatedly, like the table of sockets.
 	var table procFile

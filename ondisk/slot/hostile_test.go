@@ -246,7 +246,7 @@ func TestHostileFileSystems(t *testing.T) {
 
 			m = &meter{r: bytes.NewReader(f.img)}
 			if label, _ := Label(m); label != "" {
-				t.Errorf("it is named %q", label)
+				t.Errorf("the file system has the label %q", label)
 			}
 			m.within(t, maxMeta, maxReads)
 		})

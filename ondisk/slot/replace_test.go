@@ -62,7 +62,7 @@ func TestReplaceIsOldOrNew(t *testing.T) {
 		case string(c.Files[ondisk.SlotInventory]) == secret:
 			return "old"
 		case string(c.Files[ondisk.SlotSite]) != "mine":
-			t.Fatalf("%s: it holds %v", when, c.Files)
+			t.Fatalf("%s: the slot holds %v", when, c.Files)
 		case c.Unfinished:
 			return "unfinished"
 		case !bytes.Equal(d.b, next):
