@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -688,29 +689,32 @@ func TestRolloutAfterStop(t *testing.T) {
 func TestRolloutEviction(t *testing.T) {
 	t.Parallel()
 	for _, code := range []int{http.StatusInternalServerError, http.StatusForbidden} {
-		f := newFleet(t)
-		f.add(fleettest.Works, nil, "a-1", "a-2")
-		f.Pod("gone", "web", "a-1", "ReplicaSet")
-		f.Pod("gone", "last", "a-1", "ReplicaSet")
-		f.Evicted = func(path string, _ bool) int {
-			if strings.HasSuffix(path, "/web") {
-				return code
+		t.Run(strconv.Itoa(code), func(t *testing.T) {
+			t.Parallel()
+			f := newFleet(t)
+			f.add(fleettest.Works, nil, "a-1", "a-2")
+			f.Pod("gone", "web", "a-1", "ReplicaSet")
+			f.Pod("gone", "last", "a-1", "ReplicaSet")
+			f.Evicted = func(path string, _ bool) int {
+				if strings.HasSuffix(path, "/web") {
+					return code
+				}
+				return 0
 			}
-			return 0
-		}
-		var notes []string
-		r := rollout(func(r *Rollout) { r.Parallel, r.Budget, r.Drain = share("2"), share("2"), time.Second })
-		err := f.client.Update(t.Context(), r, func(UpdateRow) {}, func(text string) { notes = append(notes, text) })
-		if err == nil || !strings.Contains(err.Error(), "1 failed: a-1") || strings.Join(f.updated(), " ") != "a-2" {
-			t.Errorf("%d: %v, updated %q", code, err, f.updated())
-		}
-		if n := strings.Count(strings.Join(notes, "\n"), "evicting pod gone/web"); n != 1 {
-			t.Errorf("%d: the notes are %q", code, notes)
-		}
-		if left, err := f.client.evict(t.Context(), "a-1"); left != 1 || err == nil {
-			t.Errorf("%d: %d pods are left, %v", code, left, err)
-		}
-		f.clean()
+			var notes []string
+			r := rollout(func(r *Rollout) { r.Parallel, r.Budget, r.Drain = share("2"), share("2"), 6*time.Second })
+			err := f.client.Update(t.Context(), r, func(UpdateRow) {}, func(text string) { notes = append(notes, text) })
+			if err == nil || !strings.Contains(err.Error(), "1 failed: a-1") || strings.Join(f.updated(), " ") != "a-2" {
+				t.Errorf("%v, updated %q", err, f.updated())
+			}
+			if n := strings.Count(strings.Join(notes, "\n"), "evicting pod gone/web"); n != 1 {
+				t.Errorf("the notes are %q", notes)
+			}
+			if left, err := f.client.evict(t.Context(), "a-1"); left != 1 || err == nil {
+				t.Errorf("%d pods are left, %v", left, err)
+			}
+			f.clean()
+		})
 	}
 }
 
