@@ -1407,3 +1407,17 @@ func TestShare(t *testing.T) {
 		t.Error("a percentage gives the wrong number")
 	}
 }
+
+// TestRolloutWithoutItsCAFile starts a rollout while a file that the kubeconfig names is being
+// replaced: the client for watches cannot be made.
+func TestRolloutWithoutItsCAFile(t *testing.T) {
+	f := newStill(t)
+	f.add(fleettest.Works, nil, "a-1")
+	config := rest.CopyConfig(f.client.config)
+	config.CAFile = t.TempDir() + "/ca.crt"
+	f.client.config = config
+	r := rollout(func(*Rollout) {})
+	if err := f.client.Update(t.Context(), r, func(UpdateRow) {}, func(string) {}); err == nil || !strings.Contains(err.Error(), "ca.crt: no such file") {
+		t.Errorf("without the CA file: %v", err)
+	}
+}

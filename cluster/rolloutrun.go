@@ -270,6 +270,20 @@ func (v *nodeView) put(n *updateNode) {
 	v.signal()
 }
 
+// remove removes a Node that no longer exists.
+func (v *nodeView) remove(name string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	delete(v.nodes, name)
+}
+
+// replace replaces all Nodes.
+func (v *nodeView) replace(nodes map[string]*updateNode) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.nodes = nodes
+}
+
 // reject records that the API server rejected a change of a Node.
 func (v *nodeView) reject(name string, err error) {
 	v.mu.Lock()
@@ -326,23 +340,27 @@ func (c *Client) load(ctx context.Context, v *nodeView) (string, error) {
 	for i := range list.Items {
 		now[list.Items[i].GetName()] = updateNodeOf(&list.Items[i])
 	}
-	v.mu.Lock()
-	v.nodes = now
-	v.mu.Unlock()
+	v.replace(now)
 	v.signal()
 	return list.GetResourceVersion(), nil
 }
 
-// watchNodes keeps v up to date until ctx ends.
-func (c *Client) watchNodes(ctx context.Context, v *nodeView, version string, tick time.Duration, tell func(string)) {
+// withoutTimeout returns a client for watches, which last longer than requestTimeout.
+func (c *Client) withoutTimeout() (*Client, error) {
 	config := rest.CopyConfig(c.config)
-	config.Timeout = 0 // a watch lasts longer than requestTimeout
-	slow, err := newClient(config)
+	config.Timeout = 0
+	return newClient(config)
+}
+
+// watchNodes keeps v up to date until ctx ends. watcher is a client without a timeout, and version
+// the version of v.
+func (c *Client) watchNodes(ctx context.Context, watcher *Client, v *nodeView, version string, tick time.Duration, tell func(string)) {
 	seconds := int64(watchTime.Seconds())
+	var err error
 	for ; ctx.Err() == nil; version, err = c.load(ctx, v) {
 		var w watch.Interface
 		if err == nil {
-			w, err = slow.resource(nodes, "").Watch(ctx, metav1.ListOptions{ResourceVersion: version, TimeoutSeconds: &seconds})
+			w, err = watcher.resource(nodes, "").Watch(ctx, metav1.ListOptions{ResourceVersion: version, TimeoutSeconds: &seconds})
 		}
 		if err != nil {
 			if ctx.Err() == nil {
@@ -357,9 +375,7 @@ func (c *Client) watchNodes(ctx context.Context, v *nodeView, version string, ti
 				break
 			}
 			if e.Type == watch.Deleted {
-				v.mu.Lock()
-				delete(v.nodes, u.GetName())
-				v.mu.Unlock()
+				v.remove(u.GetName())
 				v.signal()
 				continue
 			}
@@ -417,6 +433,10 @@ func (c *Client) Update(ctx context.Context, r *Rollout, tell func(UpdateRow), n
 	if err := c.requirePermissions(ctx, doing, rights...); err != nil {
 		return err
 	}
+	watcher, err := c.withoutTimeout()
+	if err != nil {
+		return err
+	}
 	v := &nodeView{changed: make(chan struct{}, 1)}
 	version, err := c.load(ctx, v)
 	if err != nil {
@@ -426,7 +446,7 @@ func (c *Client) Update(ctx context.Context, r *Rollout, tell func(UpdateRow), n
 	var watching sync.WaitGroup
 	defer watching.Wait()
 	defer cancel()
-	watching.Go(func() { c.watchNodes(ctx, v, version, r.tick(), note) })
+	watching.Go(func() { c.watchNodes(ctx, watcher, v, version, r.tick(), note) })
 	run := &rolloutRun{Client: c, rollout: r, view: v, past: newHistory()}
 	defer run.undrain(ctx, note)
 	if err := run.begin(ctx); err != nil {
@@ -617,9 +637,7 @@ func (run *rolloutRun) act(ctx context.Context, a rolloutAct) error {
 		run.view.put(n)
 		return nil
 	case apierrors.IsNotFound(err):
-		run.view.mu.Lock()
-		delete(run.view.nodes, a.node.name)
-		run.view.mu.Unlock()
+		run.view.remove(a.node.name)
 		return nil
 	case apierrors.IsConflict(err):
 		if u, got := run.get(ctx, nodes, "", a.node.name); got == nil && u != nil {

@@ -409,8 +409,8 @@ func TestAddressOfAReplacedAPIServer(t *testing.T) {
 	}
 }
 
-// TestSlipInMastersOfANodeThatLearned checks a corrected list with an error on a node whose former
-// API servers were all replaced. The node keeps the learned ones.
+// TestSlipInMastersOfANodeThatLearned gives a new list of API servers, none of which answers, to a
+// node whose former API servers were all replaced. The node keeps the learned ones.
 func TestSlipInMastersOfANodeThatLearned(t *testing.T) {
 	t.Parallel()
 	const learns = "ipvs: {learnMasters: true}"

@@ -232,8 +232,8 @@ func TestInventoryOnANode(t *testing.T) {
 	}
 }
 
-// TestSignedInventory checks that if the Image requires a signature, a signed inventory is used,
-// but not after a change.
+// TestSignedInventory checks that an Image that requires signatures accepts a signed Inventory, but
+// not one that was changed after it was signed.
 func TestSignedInventory(t *testing.T) {
 	key := newSiteKey(t)
 	for _, tamper := range []bool{false, true} {

@@ -45,7 +45,8 @@ type Options struct {
 	Lookup func(ctx context.Context, network, host string) ([]netip.Addr, error)
 	// Log logs one line.
 	Log func(string)
-	// Ready is called once, when the rules reflect the first verdicts.
+	// Ready is called once: when the rules reflect the first verdicts, or when waiting for them has
+	// taken too long.
 	Ready func()
 	// Alive is called every few seconds while the daemon works.
 	Alive func()

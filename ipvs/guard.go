@@ -14,7 +14,7 @@ import (
 // A cluster may be created again with the same keys after its disks were lost. Its certificates
 // then look the same, but kubelet would stop all pods if it used that cluster. Therefore a node
 // that knows which cluster it joined sends traffic to an API server only after the API server has
-// shown an object that only that cluster has.
+// shown an object that only that cluster has. See maxHidden for the exception.
 
 // Joined identifies the cluster that the node joined. The zero value accepts any cluster with the
 // same CA.

@@ -466,8 +466,8 @@ type IPVSVirtual struct {
 	// LearnMasters allows the ConfigMap kube-public/edgebake-masters in the cluster to replace
 	// Masters.
 	LearnMasters bool `json:"learnMasters,omitempty"`
-	// Joined is the cluster that the node joined; nil if unknown. An API server gets no traffic
-	// until it has shown one of these UIDs.
+	// Joined is the cluster that the node joined; nil if unknown. An API server gets traffic
+	// once it has shown one of these UIDs, or has hidden them for a long time.
 	Joined *IPVSJoined `json:"joined,omitempty"`
 }
 

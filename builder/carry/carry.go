@@ -102,10 +102,10 @@ func readManifest(b []byte) (*artifact.Manifest, error) {
 func readConfig(b []byte, m *artifact.Manifest) (*config, error) {
 	var c config
 	if err := json.Unmarshal(b, &c); err != nil {
-		return nil, fmt.Errorf("the config is damaged: %w: push the image again", err)
+		return nil, fmt.Errorf("the image's config is damaged: %w: push the image again", err)
 	}
 	if c.Version < 1 {
-		return nil, errors.New("the config is damaged: it has no version: push the image again")
+		return nil, errors.New("the image's config is damaged: it has no version: push the image again")
 	}
 	if c.Version > configVersion {
 		return nil, fmt.Errorf("a newer edgebake pushed this image: the config has version %d, but this edgebake supports only version %d: use the edgebake that pushed it, or a newer one", c.Version, configVersion)

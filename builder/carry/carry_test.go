@@ -559,7 +559,7 @@ func TestPullRejects(t *testing.T) {
 		"newer":           {ref: ":newer", words: []string{"a newer edgebake pushed this image", "version 2", "use the edgebake that pushed it"}, small: true},
 		"sizes":           {ref: ":wrong-size", words: []string{"parts have 100 bytes, but the config lists 99"}, small: true},
 		"no parts":        {ref: ":no-parts", words: []string{"names no parts"}, small: true},
-		"no image":        {ref: ":not-an-image", words: []string{"the config is damaged", "push the image again"}, small: true},
+		"no image":        {ref: ":not-an-image", words: []string{"the image's config is damaged", "push the image again"}, small: true},
 		"a page":          {ref: ":signed", fault: page, words: []string{"login page"}, small: true},
 		"a Site":          {ref: ":stamped", keys: []string{public.String()}, words: []string{"not a golden image", "join token"}},
 		"other content":   {ref: ":other-content", keys: []string{public.String()}, words: []string{"the image does not match its config"}},

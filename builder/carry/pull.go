@@ -178,7 +178,7 @@ func (p *pull) download(ctx context.Context, raw *file.Output) error {
 		return err
 	}
 	if p.chunks, err = media.NewChunks(p.out.File, p.config.Stored, p.config.Table); err != nil {
-		return fmt.Errorf("the config is damaged: %w: push the image again", err)
+		return fmt.Errorf("the image's config is damaged: %w: push the image again", err)
 	}
 	if raw != nil {
 		if err := raw.Truncate(p.chunks.Size()); err != nil {

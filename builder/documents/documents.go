@@ -217,7 +217,7 @@ func (r *Reader) decrypt(d Source) ([]byte, error) {
 	}
 	plain, err := id.Open(d.Name, d.Data)
 	if err == nil && len(plain) > MaxSize {
-		err = fmt.Errorf("%s has more than %s decrypted: want a YAML document", d.Name, bytesize.Human(MaxSize))
+		err = fmt.Errorf("%s is larger than %s after decryption: want a YAML document", d.Name, bytesize.Human(MaxSize))
 	}
 	return plain, err
 }

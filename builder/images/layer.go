@@ -84,7 +84,7 @@ type digestReader struct {
 	err  error  // the error that ended reading, or nil
 }
 
-var errTooLong = errors.New("the source is damaged, fetch it again or use another source")
+var errDamagedSource = errors.New("the source is damaged, fetch it again or use another source")
 
 func newDigestReader(r io.Reader, d Descriptor) *digestReader {
 	return &digestReader{r: r, h: sha256.New(), sha: d.Digest.Hex(), size: d.Size}
@@ -100,7 +100,7 @@ func (d *digestReader) Read(p []byte) (n int, err error) {
 	d.h.Write(p[:n])
 	d.n += int64(n)
 	if d.n > d.size {
-		return n, fmt.Errorf("the blob is longer than the %d bytes in the manifest; %w", d.size, errTooLong)
+		return n, fmt.Errorf("the blob is longer than the %d bytes in the manifest; %w", d.size, errDamagedSource)
 	}
 	if err == io.EOF || errors.Is(err, io.ErrUnexpectedEOF) {
 		if verr := d.verify(); verr != nil {
@@ -198,8 +198,8 @@ type unpacker struct {
 }
 
 // pairKey returns the cache key that records that a layer's blob was uncompressed to its diffID. It
-// is not enough that the diffID is cached: another blob with the same contents may be incomplete or
-// have additional bytes.
+// is not enough that the diffID is cached: another blob that claims the same diffID may be cut short
+// or have additional bytes.
 func pairKey(l Layer) string {
 	return fmt.Sprintf("image layer, uncompressed 1\n%s %d %s", l.Digest, l.Size, l.MediaType)
 }

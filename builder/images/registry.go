@@ -172,7 +172,7 @@ func (r *registrySource) ask(e endpoint, f func(*remote.Puller, name.Repository)
 // wrongBytes reports whether err means that a blob's bytes do not match its digest or size.
 func wrongBytes(err error, digest imageref.Digest) bool {
 	var wrong *fetch.DigestError
-	return errors.Is(err, errTooLong) || errors.As(err, &wrong) && wrong.Want == digest.Hex()
+	return errors.Is(err, errDamagedSource) || errors.As(err, &wrong) && wrong.Want == digest.Hex()
 }
 
 // failed counts the timeouts of each host. For each host that causes a delay, it warns once.

@@ -293,9 +293,9 @@ func (f *Flash) identity() error {
 // ownEntries returns the edits that change the boot entries of m to the disk's own GUIDs. shared
 // means that the entries cannot be edited.
 func (f *Flash) ownEntries(m *Image) (edits []edit, shared bool, err error) {
-	own := map[string]string{}
+	var own []guidChange
 	for _, p := range m.info.Partitions {
-		own[p.GUID] = disk.PartitionGUID(f.Table.GUID, p.Label)
+		own = append(own, guidChange{p.Label, p.GUID, disk.PartitionGUID(f.Table.GUID, p.Label)})
 	}
 	edits, named, err := m.rename(own)
 	if err != nil || !named {

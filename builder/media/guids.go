@@ -92,9 +92,9 @@ func (m *Image) asBuilt() error {
 	if !m.ownGUIDs() {
 		return nil
 	}
-	built := map[string]string{}
+	var built []guidChange
 	for _, p := range m.table.Partitions {
-		built[p.GUID] = m.builtGUID(p.Name)
+		built = append(built, guidChange{p.Name, p.GUID, m.builtGUID(p.Name)})
 	}
 	edits, _, err := m.rename(built)
 	m.edits = edits
@@ -103,9 +103,12 @@ func (m *Image) asBuilt() error {
 
 const entriesDir = "loader/entries"
 
+// guidChange replaces the GUID of a partition.
+type guidChange struct{ partition, from, to string }
+
 // rename returns the edits that replace GUIDs in the boot entries. named reports whether an entry
 // names ROOT-A by GUID.
-func (m *Image) rename(guids map[string]string) (edits []edit, named bool, err error) {
+func (m *Image) rename(changes []guidChange) (edits []edit, named bool, err error) {
 	esp, err := m.partition(ondisk.LabelESP)
 	if err != nil {
 		return nil, false, err
@@ -128,18 +131,18 @@ func (m *Image) rename(guids map[string]string) (edits []edit, named bool, err e
 		if err != nil {
 			return nil, false, fmt.Errorf("reading %s: %w", name, err)
 		}
-		for from, to := range guids {
-			if len(from) != len(to) || to == "" {
-				return nil, false, errors.New(ondisk.ESPImageInfo + " names no GUID for one of its partitions: the image is damaged, copy or build it again")
+		for _, c := range changes {
+			if len(c.from) != len(c.to) || c.to == "" {
+				return nil, false, fmt.Errorf("%s has no valid GUID for partition %s: the image is damaged, copy or build it again", ondisk.ESPImageInfo, c.partition)
 			}
 			for at := 0; ; at++ {
-				i := strings.Index(string(text[at:]), from)
+				i := strings.Index(string(text[at:]), c.from)
 				if i < 0 {
 					break
 				}
 				at += i
-				edits = append(edits, place(extents, esp.Start, int64(at), from, to)...)
-				named = named || from == root || to == root
+				edits = append(edits, place(extents, esp.Start, int64(at), c.from, c.to)...)
+				named = named || c.from == root || c.to == root
 			}
 		}
 	}

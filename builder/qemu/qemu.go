@@ -271,7 +271,7 @@ func (c *commandLine) nic(i int, n NIC, boot bool) {
 	c.add("-netdev", netdev, "-device", dev+",romfile=")
 }
 
-// devices adds all devices except disks and network cards.
+// devices adds all devices except built-in disks and network cards.
 func (c *commandLine) devices(m Machine) {
 	switch m.Sticks {
 	case "":

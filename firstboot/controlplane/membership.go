@@ -60,8 +60,8 @@ func (n membership) hasCarriedOut(site *configs.Site) bool {
 	return c.ContinueFrom != "" && (n.Continued == continueRequest(site) || !n.RequestedAt.Before(c.RequestTime()))
 }
 
-// notServedYet reports whether the data belongs to the Site's cluster, but has not served the API
-// server since the Site has its present bootstrap permit.
+// notServedYet reports whether etcd's data on this disk belongs to the Site's cluster, but has not
+// served this machine's API server under the Site's present bootstrap permit.
 func (n membership) notServedYet(site *configs.Site) bool {
 	return n.Cluster == site.ControlPlane.ID && n.Served != PermitKey(site)
 }

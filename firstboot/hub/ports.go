@@ -16,10 +16,14 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// yurthub does not authenticate clients and acts with the node's rights. Pods reach its proxy's
-// ports at PodAddress, other nodes at any routable address of the node. The pool's port is for
-// other nodes of the pool. A fourth port serves health and profiles, and accepts tokens. Therefore
-// only root and the node's pods may connect, unless the Site allows more.
+// yurthub does not authenticate clients and acts with the node's rights. It listens on four ports:
+//
+//   - The proxy has two. Pods reach them at PodAddress, other nodes at any routable address.
+//   - The pool's port is for other nodes of the pool.
+//   - One port serves health and profiles, and accepts tokens.
+//
+// Therefore only root, and the users that the Site allows, may connect to all of them. Pods may
+// connect to the proxy's ports, and other machines to the pool's port if the Site opens it.
 //
 // kubelet connects to the proxy as root, without TLS. While yurthub is down, another user's process
 // could listen on these ports, so packets from its sockets are dropped. Answers to a SYN must come

@@ -295,7 +295,7 @@ func endpointInCert(ctx context.Context, e *machine.Env, site *configs.Site) (bo
 	has := false
 	for i, err := range errs {
 		if errors.Is(err, kubeapi.ErrServerName) {
-			e.Log.Warn("the certificate of an API server lacks the endpoint: yurthub connects to the API servers' own addresses only", "server", masters[i], "endpoint", site.Endpoint)
+			e.Log.Warn("the certificate of an API server lacks the endpoint, so yurthub connects to the API servers' own addresses only: add the endpoint to the API servers' certSANs", "server", masters[i], "endpoint", site.Endpoint)
 			return false, nil
 		}
 		has = has || err == nil

@@ -14,14 +14,14 @@ import (
 type SlotCredentials int
 
 const (
-	NoCredentials   SlotCredentials = iota // the slot has no credentials of the active Site
+	NoCredentials   SlotCredentials = iota // none of the active Site, as far as the slot can be read
 	SomeCredentials                        // the slot has some credentials
 	SlotBlank                              // removing them was interrupted
 )
 
 // CredentialsInSlot looks for credentials of the active Site in the slot: its token, its keys and
-// the files in pki/. It returns NoCredentials if another Site was stamped meanwhile, so that the
-// credentials of that Site stay.
+// the files in pki/. It returns NoCredentials if another Site was stamped meanwhile, or if the
+// slot or its Site cannot be read: then the slot is not changed.
 func CredentialsInSlot(e *machine.Env, active *Active) (SlotCredentials, error) {
 	dev, err := machine.OwnSlot(e)
 	if err != nil {

@@ -511,7 +511,7 @@ func (c *Cluster) Delete(ctx context.Context, path string) error {
 	return c.do(ctx, http.MethodDelete, path, "", nil, nil)
 }
 
-// StatusError is an error that the API server has answered.
+// StatusError is an error response of the API server.
 type StatusError struct {
 	Code    int
 	Message string
