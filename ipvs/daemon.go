@@ -131,8 +131,8 @@ func (d *Daemon) logChange(subject string, err error) {
 	}
 }
 
-// forgetLogged clears the errors of all subjects that begin with prefix, except those that
-// continue with one of the texts in but.
+// forgetLogged clears the errors of all subjects that begin with prefix, except those whose
+// remaining text is in but.
 func (d *Daemon) forgetLogged(prefix string, but ...string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -39,7 +39,7 @@ type attempt struct {
 // reason.
 type finding struct {
 	over  bool
-	alive *probe.Link // connection to continue with, if over
+	alive *probe.Link // new connection for the watcher to use, if over
 	// answer is the answer to the outstanding request, if it arrived.
 	answer  *probe.Event
 	outcome probe.Outcome

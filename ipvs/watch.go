@@ -538,7 +538,7 @@ const soonDue = 5 * time.Second
 
 // deferRequest postpones the next request if the API server closed the connection because this node
 // has no accepted certificate. Each request then needs a handshake, and a thousand nodes may be
-// waiting for their certificates. PINGs continue.
+// waiting for their certificates. PINGs are still sent.
 func (w *watcher) deferRequest(l *probe.Link) {
 	if l.Target.Client != nil && !w.rejected {
 		w.anonymousCloses = 0

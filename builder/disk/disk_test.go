@@ -113,7 +113,7 @@ func TestCompute(t *testing.T) {
 	if l.Find(ondisk.LabelSlot).Size != ondisk.SlotSize {
 		t.Error("the slot partition does not have ondisk.SlotSize")
 	}
-	// This GUID must not change, because stamped machines have it.
+	// This GUID must not change: machines in the field have GUIDs that are derived in this way.
 	if got := PartitionGUID("aa11", "ROOT-A"); got != "48bd4b57-efb1-8fdc-922d-f038450df706" {
 		t.Errorf("GUID of ROOT-A: %s", got)
 	}
