@@ -921,9 +921,25 @@ func (r *Rollout) replaced(n *updateNode) bool {
 	return r.ours(n) && n.mark.Result == UpdateDone && n.answered && n.answer.Plan != r.Info.Plan
 }
 
-// patchOf returns the merge patch that carries out an action on a Node, including the Node's new
+// nodePatch is a change of a Node.
+type nodePatch struct {
+	version     string         // of the Node; another version is a conflict
+	annotations map[string]any // by key: the new value, or nil to remove it
+	spec        map[string]any // by field: the new value, or nil to remove it
+}
+
+// merge returns the JSON merge patch.
+func (p *nodePatch) merge() map[string]any {
+	out := map[string]any{"metadata": map[string]any{"resourceVersion": p.version, "annotations": p.annotations}}
+	if len(p.spec) > 0 {
+		out["spec"] = p.spec
+	}
+	return out
+}
+
+// patchOf returns the patch that carries out an action on a Node, including the Node's new
 // mark.
-func (r *Rollout) patchOf(a rolloutAct, now time.Time) map[string]any {
+func (r *Rollout) patchOf(a rolloutAct, now time.Time) *nodePatch {
 	n, m := a.node, a.node.mark
 	now = now.UTC().Truncate(time.Second)
 	annotations, spec := map[string]any{}, map[string]any{}
@@ -971,9 +987,5 @@ func (r *Rollout) patchOf(a rolloutAct, now time.Time) map[string]any {
 		panic("BUG: " + err.Error()) // cannot fail: it has only strings and times
 	}
 	annotations[annotationRollout] = string(b)
-	patch := map[string]any{"metadata": map[string]any{"resourceVersion": n.version, "annotations": annotations}}
-	if len(spec) > 0 {
-		patch["spec"] = spec
-	}
-	return patch
+	return &nodePatch{version: n.version, annotations: annotations, spec: spec}
 }

@@ -91,7 +91,7 @@ func (f *fleet) simulate(r *Rollout, left func(node string) int) error {
 				}
 				a.what = actRelease
 			}
-			f.Change(a.node.name, r.patchOf(a, f.now))
+			f.Change(a.node.name, r.patchOf(a, f.now).merge())
 			past.acted(a, updateNodeOf(&unstructured.Unstructured{Object: f.Get(a.node.name)}))
 		}
 		f.step()
@@ -678,7 +678,7 @@ func TestRolloutAfterStop(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.Change("a-1", next.patchOf(next.plan(all, newHistory(), time.Now()).acts[0], time.Now()))
+	f.Change("a-1", next.patchOf(next.plan(all, newHistory(), time.Now()).acts[0], time.Now()).merge())
 	if f.Cordoned("a-1") || !strings.Contains(f.Annotation("a-1", order.AnnotationOrder), next.Order.Golden) {
 		t.Errorf("cordoned %v, order %q", f.Cordoned("a-1"), f.Annotation("a-1", order.AnnotationOrder))
 	}
@@ -1210,7 +1210,7 @@ func TestRolloutOutsideTheWindow(t *testing.T) {
 			t.Fatal(err)
 		}
 		if acts := r.plan(all, newHistory(), time.Now()).acts; len(acts) > 0 {
-			f.Change("a-1", r.patchOf(acts[0], time.Now()))
+			f.Change("a-1", r.patchOf(acts[0], time.Now()).merge())
 		}
 		if f.Cordoned("a-1") || c.step == order.StepWindow && !strings.HasSuffix(f.Annotation("a-1", order.AnnotationOrder), " hold") {
 			t.Errorf("%+v: cordoned %v, order %q", c, f.Cordoned("a-1"), f.Annotation("a-1", order.AnnotationOrder))
@@ -1256,7 +1256,7 @@ func TestRolloutSeveralNights(t *testing.T) {
 				if a.result == UpdateFailed && failed == "" {
 					failed = now.Format(time.DateTime)
 				}
-				f.Change("a-1", r.patchOf(a, now))
+				f.Change("a-1", r.patchOf(a, now).merge())
 				past.acted(a, updateNodeOf(&unstructured.Unstructured{Object: f.Get("a-1")}))
 			}
 		}

@@ -143,7 +143,7 @@ func (c *Client) HaltUpdates(ctx context.Context, stop bool) (int, error) {
 	if stop {
 		value = haltStopped
 	}
-	return c.changeUpdates(ctx, func(n *updateNode) map[string]any {
+	return c.changeUpdates(ctx, func(n *updateNode) *nodePatch {
 		if !n.answered && n.order == "" && n.mark.Golden == "" {
 			return nil
 		}
@@ -156,12 +156,11 @@ func (c *Client) HaltUpdates(ctx context.Context, stop bool) (int, error) {
 			what = actUndrain // it may be restarting, but no rollout uncordons it then
 		}
 		patch := (&Rollout{}).patchOf(rolloutAct{node: n, what: what}, time.Time{})
-		a := patch["metadata"].(map[string]any)["annotations"].(map[string]any)
-		if a[order.AnnotationHalt] = value; stop {
-			a[order.AnnotationOrder] = nil
+		if patch.annotations[order.AnnotationHalt] = value; stop {
+			patch.annotations[order.AnnotationOrder] = nil
 		}
 		if n.mark.Golden == "" {
-			delete(a, annotationRollout)
+			delete(patch.annotations, annotationRollout)
 		}
 		return patch
 	})
@@ -170,15 +169,14 @@ func (c *Client) HaltUpdates(ctx context.Context, stop bool) (int, error) {
 // ResumeUpdates reverts HaltUpdates, except that removed orders stay removed.
 func (c *Client) ResumeUpdates(ctx context.Context) (int, error) {
 	now := time.Now()
-	return c.changeUpdates(ctx, func(n *updateNode) map[string]any {
+	return c.changeUpdates(ctx, func(n *updateNode) *nodePatch {
 		if n.halt == "" {
 			return nil
 		}
 		n.mark = n.mark.resumed(now)
 		patch := (&Rollout{}).patchOf(rolloutAct{node: n}, now)
-		a := patch["metadata"].(map[string]any)["annotations"].(map[string]any)
-		if a[order.AnnotationHalt] = nil; n.mark.Golden == "" {
-			delete(a, annotationRollout)
+		if patch.annotations[order.AnnotationHalt] = nil; n.mark.Golden == "" {
+			delete(patch.annotations, annotationRollout)
 		}
 		return patch
 	})
@@ -186,7 +184,7 @@ func (c *Client) ResumeUpdates(ctx context.Context) (int, error) {
 
 // changeUpdates patches each Node for which change returns a patch. If a Node was changed
 // meanwhile, it is read and patched again.
-func (c *Client) changeUpdates(ctx context.Context, change func(*updateNode) map[string]any) (int, error) {
+func (c *Client) changeUpdates(ctx context.Context, change func(*updateNode) *nodePatch) (int, error) {
 	list, err := c.updateNodes(ctx)
 	if err != nil {
 		return 0, err
@@ -218,8 +216,8 @@ func (c *Client) changeUpdates(ctx context.Context, change func(*updateNode) map
 	return done, errors.Join(errs...)
 }
 
-func (c *Client) patchNode(ctx context.Context, name string, patch map[string]any) (*unstructured.Unstructured, error) {
-	b, err := json.Marshal(patch)
+func (c *Client) patchNode(ctx context.Context, name string, patch *nodePatch) (*unstructured.Unstructured, error) {
+	b, err := json.Marshal(patch.merge())
 	if err != nil {
 		return nil, err
 	}

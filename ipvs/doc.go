@@ -9,7 +9,11 @@
 //     the steps that bring the kernel's table to that state.
 //   - Package probe sends requests to one API server.
 //   - health computes the state of an API server from the outcomes of probes.
+//   - A schedule decides when the next PING or request is sent.
+//   - An inquiry distinguishes a slow API server from a dead one.
+//   - Joined (guard.go) checks that an API server belongs to the cluster that the node joined.
 //   - A watcher per API server holds one HTTP/2 connection and probes over it.
+//   - The learner (learn.go) reads the list of API servers from the cluster.
 //   - The reconciler makes the kernel's table match these states; only its goroutine uses the
 //     [kernel.Kernel]. It reverts changes by other programs within a second.
 //   - [Daemon] connects these parts and applies changes of its files.

@@ -46,14 +46,23 @@ type finding struct {
 	err     error
 }
 
+// inquiryResult is the result of an inquiry.
+type inquiryResult int
+
+const (
+	reconnect inquiryResult = iota // a new connection is needed
+	silent                         // the API server is down; the open connection is intact and may still answer
+	alive                          // the API server answers
+)
+
 // inquire makes an inquiry that ends after fall failed rounds. A round without a sign of life
 // counts as a failed probe. If the API server began to answer on a new connection, one round is
-// excused, at most fall times. ok is false if a new connection is needed. silent means that the
-// open connection is intact and may still answer.
-func (w *watcher) inquire(ctx context.Context, l *probe.Link) (alive *probe.Link, answer *probe.Event, ok, silent bool) {
+// excused, at most fall times. If the result is alive, conn is the connection to continue with, and
+// answer the answer to the outstanding request, if it arrived.
+func (w *watcher) inquire(ctx context.Context, l *probe.Link) (result inquiryResult, conn *probe.Link, answer *probe.Event) {
 	w.soon = false
 	if w.state == Down { // nothing is left to decide
-		return nil, nil, false, true
+		return silent, nil, nil
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	q := &inquiry{w: w, l: l, fresh: make(chan attempt, 2*w.fall*w.profile.Ticks), pause: 2}
@@ -68,8 +77,11 @@ func (w *watcher) inquire(ctx context.Context, l *probe.Link) (alive *probe.Link
 	defer tick.Stop()
 	for failed, excused := 0, 0; failed < w.fall; {
 		f := q.round(ctx, tick.C)
+		if f.over && f.alive == nil {
+			return reconnect, nil, nil
+		}
 		if f.over {
-			return f.alive, f.answer, f.alive != nil, false
+			return alive, f.alive, f.answer
 		}
 		if f.outcome == probe.Timeout {
 			if excused < w.fall && q.takeSign() {
@@ -83,10 +95,13 @@ func (w *watcher) inquire(ctx context.Context, l *probe.Link) (alive *probe.Link
 		failed++
 		var s State
 		if s, w.soon = w.report(f.outcome, f.err); s == Down {
-			return nil, nil, false, f.outcome != probe.Refused
+			if f.outcome == probe.Refused {
+				return reconnect, nil, nil
+			}
+			return silent, nil, nil
 		}
 	}
-	return nil, nil, false, false
+	return reconnect, nil, nil
 }
 
 // round sends Ticks-1 PINGs, one per tick.

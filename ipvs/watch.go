@@ -444,17 +444,21 @@ func (w *watcher) do(ctx context.Context, l *probe.Link, s *schedule, what actio
 		w.count(countPing)
 		err = l.Ping()
 	case noAnswer:
-		alive, answer, ok, silent := w.inquire(ctx, l)
+		result, conn, answer := w.inquire(ctx, l)
 		s.inquired(time.Now())
-		if silent {
+		switch result {
+		case silent:
 			w.silent, w.paused, w.readyDue = l, s, time.Time{}
 			w.failed++
+			return nil, true
+		case reconnect:
+			return nil, true
 		}
-		if !ok || alive != l {
-			if ok && !w.soon && !s.awaits() {
+		if conn != l {
+			if !w.soon && !s.awaits() {
 				w.readyDue = s.readyDue
 			}
-			return alive, true
+			return conn, true
 		}
 		if answer != nil && s.awaits() {
 			return nil, w.handle(s, l, *answer)
