@@ -53,8 +53,8 @@ const (
 // is not accepted afterwards (see ResetSticks).
 var ResetFiles = []string{AppliedFile, ondisk.SiteCopy, IgnitionCopy, StampedCopy}
 
-// Active is a machine's active Site. It is read once per pass and never changed, so that it is not
-// mixed with a Site that is stamped meanwhile.
+// Active is a machine's active Site. It never changes after it was read, so that it is not mixed with
+// a Site that is stamped meanwhile: a Reader then returns another one.
 type Active struct {
 	Site *configs.Site
 	// Image is the image that this machine runs.
