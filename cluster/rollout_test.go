@@ -389,7 +389,7 @@ func TestRolloutRings(t *testing.T) {
 	f.add(fleettest.Works, map[string]string{"ring": "canary"}, "c-1", "c-2")
 	f.add(fleettest.Works, map[string]string{"ring": "shops"}, "s-1", "s-2")
 	f.add(fleettest.Works, map[string]string{"ring": "never"}, "n-1")
-	r := rollout(func(r *Rollout) { r.Parallel, r.Soak = share("10"), 2*time.Second })
+	r := rollout(func(r *Rollout) { r.Parallel, r.Soak = share("10"), 6*time.Second })
 	r.Rings, _ = Rings("ring=canary,shops")
 	began := time.Now()
 	var soaks []string
@@ -402,12 +402,12 @@ func TestRolloutRings(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(soaks) != 1 || !strings.Contains(soaks[0], "waiting for ring canary") {
-		t.Errorf("%q", soaks)
+		t.Errorf("the notes of the soak are %q", soaks)
 	}
 	if got := strings.Join(f.updated(), " "); got != "c-1 c-2 s-1 s-2" {
 		t.Error(got)
 	}
-	if took := time.Since(began); took < time.Second { // Ended has a precision of seconds
+	if took := time.Since(began); took < 4*time.Second { // Ended has a precision of seconds
 		t.Errorf("the ring soaked for %s", took)
 	}
 	first := slices.IndexFunc(f.told, func(l string) bool { return strings.HasPrefix(l, "s-") })

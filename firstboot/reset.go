@@ -132,11 +132,16 @@ func keepManifests(e *machine.Env) error {
 		if p == openyurt.Manifest {
 			continue // written by first boot, not by the image
 		}
-		if b, err := e.Read(p); err == nil && en.Type().IsRegular() {
+		if !en.Type().IsRegular() {
+			continue
+		}
+		b, err := e.Read(p)
+		if err == nil {
 			// The copies must survive a power cut during the reset.
-			if err := e.WriteFile(keptManifests+"/"+en.Name(), b, machine.Mode(0o600)); err != nil {
-				return fmt.Errorf("copying %s: %w", p, err)
-			}
+			err = e.WriteFile(keptManifests+"/"+en.Name(), b, machine.Mode(0o600))
+		}
+		if err != nil {
+			return fmt.Errorf("copying %s: %w", p, err)
 		}
 	}
 	return nil

@@ -180,6 +180,19 @@ func TestOrderStatusWithoutOrder(t *testing.T) {
 	}
 }
 
+// TestUnreadableOrderRecord checks that a record that cannot be read does not count as missing: it
+// limits how often an image is installed.
+func TestUnreadableOrderRecord(t *testing.T) {
+	t.Parallel()
+	b := newOrdered(t)
+	if err := os.MkdirAll(filepath.Join(b.root, OrderFile), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := CarryOutOrder(t.Context(), b.env(), func(run.Step) {}); err == nil || !strings.Contains(err.Error(), "reading the record of the last order") {
+		t.Errorf("the error is %v", err)
+	}
+}
+
 func (b *ordered) entry() bool {
 	_, err := os.Stat(filepath.Join(b.root, entryB))
 	return err == nil
