@@ -261,7 +261,8 @@ type history struct {
 	// waits is the time since when the run has waited for each node with an order, not counting the
 	// time in which the node waited for its turn.
 	waits map[string]time.Time
-	// idle lists the nodes that could restart while the rollout let no node restart.
+	// idle lists the nodes that were ready to restart when the rollout was halted, its budget was used
+	// up, or its window was closed.
 	idle map[string]bool
 	// last and ran are the arguments of the last call of observe.
 	last time.Time

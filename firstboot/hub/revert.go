@@ -2,6 +2,7 @@ package hub
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -163,7 +164,11 @@ func ensureKubelet(ctx context.Context, e *machine.Env, through bool) error {
 	if err := e.Run(ctx, machine.Cmd{Args: []string{"systemctl", "show", "--property", "MainPID", "--value", ondisk.UnitKubelet}, Output: &out}); err != nil {
 		return fmt.Errorf("looking for kubelet: %w", err)
 	}
-	args, err := e.Read("/proc/" + strings.TrimSpace(out.String()) + "/cmdline")
+	pid := strings.TrimSpace(out.String())
+	if pid == "0" {
+		return errors.New("kubelet is not running (journalctl -u kubelet shows why)")
+	}
+	args, err := e.Read("/proc/" + pid + "/cmdline")
 	if err != nil {
 		return fmt.Errorf("reading kubelet's arguments: %w", err)
 	}

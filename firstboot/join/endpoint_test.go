@@ -8,9 +8,9 @@ import (
 	"github.com/edgebake/edgebake/firstboot/site"
 )
 
-// TestUnclearWhetherBornAgain checks that the reason why an API server does not show its cluster is
-// reported in addition to the endpoint's error.
-func TestUnclearWhetherBornAgain(t *testing.T) {
+// TestUnclearWhetherRecreated checks that both errors are reported if the endpoint does not answer, and
+// the API servers do not say which cluster they belong to (401).
+func TestUnclearWhetherRecreated(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	w.MustBoot()

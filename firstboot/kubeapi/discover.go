@@ -266,7 +266,8 @@ func (d Discovery) askUnknown(ctx context.Context, master, id, secret string) (f
 
 // unsigned returns why cluster-info has no signature for the token: the token is unknown or not
 // signed yet, or the cluster is not the pinned one. The kubeconfig is not verified, so the CA is
-// found with a pattern instead of a parser. Without a pin, the token is not sent.
+// found with a pattern instead of a parser. To ask the API server, unsigned sends it the token, but
+// only if its CA is pinned.
 func (d Discovery) unsigned(ctx context.Context, master string, kubeconfig []byte) error {
 	if len(kubeconfig) == 0 {
 		return errNoKubeconfig

@@ -375,7 +375,7 @@ func (w *World) fileSystems() machine.FileSystems {
 		FSSize: func(string) (int64, error) { return 4 << 30, nil },
 		FSFree: func(string) (int64, error) { return 4<<30 - w.VarUsed - w.DirSize(member.SnapshotDir), nil },
 		OpenDevice: func(string, bool) (machine.Device, error) {
-			return nil, errors.New("this machine's partitions are names only")
+			return nil, errors.New("this fake machine has no contents of partitions")
 		},
 	}
 }

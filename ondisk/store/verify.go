@@ -257,8 +257,12 @@ func (v *verifier) image(img *Image) error {
 	}
 	for n, l := range doc.Layers {
 		label := blob.Labels[LabelGCLayer+strconv.Itoa(n)]
-		if label != "" && (label != l.Digest || v.blobByDigest[label] == nil) {
-			return fmt.Errorf("the label of manifest %s for the layer %s is missing or wrong", blob.Digest, label)
+		switch {
+		case label == "":
+		case label != l.Digest:
+			return fmt.Errorf("manifest %s has a label for the layer %s, but its layer is %s", blob.Digest, label, l.Digest)
+		case v.blobByDigest[label] == nil:
+			return fmt.Errorf("the store has no layer %s of manifest %s", label, blob.Digest)
 		}
 	}
 	return nil

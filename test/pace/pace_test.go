@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// run reports whether a test with the duration quiet ran when left was the remaining time.
+// run reports whether a test ran that takes quiet on an idle computer, when the time limit was left
+// away.
 func run(t *testing.T, quiet, left time.Duration) (ran bool) {
 	t.Helper()
 	t.Setenv(Until, strconv.FormatInt(time.Now().Add(left).Unix(), 10))

@@ -14,17 +14,17 @@ import (
 // skips lists the files with tests that are skipped even in CI, and the reason. All others use
 // test/desk, which fails them in CI.
 var skips = map[string]string{
-	"ondisk/ext4/ext4_test.go":          "two long parts, with -short, which CI does not say",
+	"ondisk/ext4/ext4_test.go":          "two long parts, with -short, which CI does not use",
 	"builder/memory_test.go":            "with -short",
 	"firstboot/apply/ignition_test.go":  "with -short",
-	"firstboot/hub/ports_test.go":       "the other end of a test is none by itself",
-	"packaging/packaging_test.go":       "all architectures and go install, which are the nightly's",
+	"firstboot/hub/ports_test.go":       "a helper process of another test",
+	"packaging/packaging_test.go":       "all architectures and go install, which run nightly",
 	"test/bench/scale/machines_test.go": "a part of a benchmark, which calls it",
-	"test/desk/desk.go":                 "at a desk only",
-	"test/e2e/e2e_test.go":              "with -short, and long runs are the nightly's",
-	"test/ipvs/ipvs_test.go":            "what the guest left out: its measurements",
+	"test/desk/desk.go":                 "on a developer's computer only",
+	"test/e2e/e2e_test.go":              "with -short; long runs run nightly",
+	"test/ipvs/ipvs_test.go":            "the measurements that the guest leaves out",
 	"test/ipvs/guest/bench_test.go":     "measurements, which `make bench` runs",
-	"test/pace/pace.go":                 "with -short, and what a slow machine cannot end in time, which .ci/run names",
+	"test/pace/pace.go":                 "with -short, and tests that would not end in time, which .ci/run lists",
 	"test/oracle/bench_test.go":         "measurements, which `make bench` runs",
 }
 

@@ -211,9 +211,9 @@ func BenchmarkFlash(b *testing.B) {
 			}
 		}
 	}
-	// Limit the rate to that of a real disk, which needs no processor; a disk file in the page
-	// cache takes two gigabytes per second. dd writes all bytes here, because the kernel also
-	// counts zeros that the device makes itself.
+	// Limit the rate to that of a real disk, because a disk file in the page cache takes two
+	// gigabytes per second, at the cost of the processor. The kernel's limit also counts ranges that
+	// edgebake lets the device fill with zeros, so dd writes those too.
 	limited := []*rival{
 		{name: "dd, direct and synced", run: func() error {
 			return sh("dd", "if=/dev/zero", "of="+dev, "bs=4M", "iflag=count_bytes", fmt.Sprintf("count=%d", (last.Written+last.Zeroed)), "oflag=direct", "conv=fsync")
