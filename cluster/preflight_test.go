@@ -84,9 +84,9 @@ func unpinned(name, token, master string) PreflightSite {
 	return PreflightSite{Name: name, Site: s}
 }
 
-// TestPreflightShowsATokenToWhomItVouchesFor checks that a server that was verified with one Site's
+// TestPreflightSendsATokenToItsServer checks that a server that was verified with one Site's
 // token does not get another Site's token.
-func TestPreflightShowsATokenToWhomItVouchesFor(t *testing.T) {
+func TestPreflightSendsATokenToItsServer(t *testing.T) {
 	i := &impostor{id: "aaaaaa", secret: strings.Repeat("a", 16)}
 	master := i.serve(t)
 	checks := Preflight(t.Context(), []PreflightSite{unpinned("one", "aaaaaa.aaaaaaaaaaaaaaaa", master), unpinned("two", "bbbbbb.bbbbbbbbbbbbbbbb", master)},

@@ -68,10 +68,10 @@ func TestOwnCertificateShowsTheTime(t *testing.T) {
 	}
 }
 
-// TestStrangersMoveNoClock checks that certificates of unauthenticated servers do not move the
-// clock: without a CA pin, anybody may answer. If a time server has set the clock, no certificate
-// moves it.
-func TestStrangersMoveNoClock(t *testing.T) {
+// TestUntrustedServersMoveNoClock checks that certificates of unauthenticated servers do not move
+// the clock: without a CA pin, anybody may answer. If a time server has set the clock, no
+// certificate moves it.
+func TestUntrustedServersMoveNoClock(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(w *world){
 		"no pin":      func(w *world) { w.Stamp(worldtest.SlotDevice, unpin(w.Site(worldtest.WithToken))) },

@@ -457,7 +457,7 @@ func TestConvertLeavesThePortOpen(t *testing.T) {
 	if _, err := w.convert(hub.ConvertOptions{NodePool: "shanghai", OpenPort: true, LocalClients: []int{65534}}); err != nil {
 		t.Fatal(err)
 	}
-	if w.NFTRules != string(hub.PortRules(hub.Ports{Open: true, Clients: []int{65534}})) {
+	if w.NFTRules != string(hub.PortRules(hub.PortAccess{Open: true, Clients: []int{65534}})) {
 		t.Errorf("the rules are:\n%s", w.NFTRules)
 	}
 }

@@ -209,7 +209,7 @@ func TestPortOpened(t *testing.T) {
 	if err := w.Boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	if w.NFTRules != string(hub.PortRules(hub.Ports{Open: true, Clients: []int{1000, 65534}})) {
+	if w.NFTRules != string(hub.PortRules(hub.PortAccess{Open: true, Clients: []int{1000, 65534}})) {
 		t.Errorf("the rules are:\n%s", w.NFTRules)
 	}
 }

@@ -523,9 +523,9 @@ func (w *world) wantJoined(recreations int) {
 	}
 }
 
-// TestClusterBornAgain checks that a node does not follow a recreated cluster with the same API
+// TestClusterRecreated checks that a node does not follow a recreated cluster with the same API
 // servers and keys, and reports it. With a token of that cluster it joins again.
-func TestClusterBornAgain(t *testing.T) {
+func TestClusterRecreated(t *testing.T) {
 	t.Parallel()
 	for _, form := range []string{"native", "unit", "staticPod"} {
 		t.Run(form, func(t *testing.T) {

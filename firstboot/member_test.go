@@ -13,11 +13,11 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// wantNoStranger plugs in an untrusted stick for the next boot, and checks that the boot applies
+// wantRepairOnly plugs in an untrusted stick for the next boot, and checks that the boot applies
 // only the repair on it, and not its users.
-func wantNoStranger(t *testing.T, w *world, when string) {
+func wantRepairOnly(t *testing.T, w *world, when string) {
 	t.Helper()
-	w.Plug(w.Site(strangersKey, "network: {dns: [192.0.2.123]}"))
+	w.Plug(w.Site(untrustedUsers, "network: {dns: [192.0.2.123]}"))
 	w.PowerOn()
 	patience := w.Patience
 	w.Patience = 20 * time.Second // the stick is read at once, and the machine may never join
@@ -66,7 +66,7 @@ func TestAMemberThatFailsToJoinAgain(t *testing.T) {
 			if err := whole.Boot(); err == nil || member.HasCredentials(whole.Env()) {
 				t.Fatalf("%s: the machine is still recorded as a member: %v", name, err)
 			}
-			wantNoStranger(t, whole.Clone(t), name+": after a failed join")
+			wantRepairOnly(t, whole.Clone(t), name+": after a failed join")
 
 			first := slices.Index(whole.EffectNames, "write "+member.JoinedFile)
 			last := slices.IndexFunc(whole.EffectNames, func(n string) bool { return strings.HasPrefix(n, "kubeadm writes ") })
@@ -79,7 +79,7 @@ func TestAMemberThatFailsToJoinAgain(t *testing.T) {
 				if err := cut.Boot(); err == nil {
 					t.Fatalf("%s: cut at %d: the machine continued after the power cut", name, n)
 				}
-				wantNoStranger(t, cut, name+": cut at "+whole.EffectNames[n])
+				wantRepairOnly(t, cut, name+": cut at "+whole.EffectNames[n])
 			}
 		}
 	}
@@ -99,7 +99,7 @@ func TestPowerCutAfterTheJoin(t *testing.T) {
 		t.Fatal("the power was not cut")
 	}
 	w.LoseUnsynced()
-	wantNoStranger(t, w, "after the join")
+	wantRepairOnly(t, w, "after the join")
 }
 
 // TestOnlyResetMakesABlankMachine checks that a failed move to another cluster does not make the
@@ -123,7 +123,7 @@ func TestOnlyResetMakesABlankMachine(t *testing.T) {
 	if got, ok := member.ReadRecord(w.Env()); !ok || got.Node != "" || got.CA != nil {
 		t.Errorf("the record of a machine that has left its cluster is %+v", got)
 	}
-	wantNoStranger(t, w, "on the way to another cluster")
+	wantRepairOnly(t, w, "on the way to another cluster")
 	w.JoinError = nil
 	w.PowerOn()
 	w.MustBoot()
@@ -137,7 +137,7 @@ func TestOnlyResetMakesABlankMachine(t *testing.T) {
 		t.Error("after a reset the machine does not count as new")
 	}
 	delete(w.Cluster.Nodes, "edge-sn0042")
-	w.Plug(w.Site(strangersKey, worldtest.WithToken))
+	w.Plug(w.Site(untrustedUsers, worldtest.WithToken))
 	w.PowerOn()
 	w.MustBoot()
 	if !w.Has("/root/.ssh/authorized_keys") {

@@ -21,9 +21,9 @@ import (
 // firstPhases returns the phases that need no Site. The last one reads the Site.
 func firstPhases(reader *site.Reader) []run.Phase {
 	return []run.Phase{
-		site.IdentityPhase(),                  // first: later phases log, and the log contains the machine ID
-		site.DiskPhase(),                      // before anything fills DATA
-		site.Phase(reader, hub.ClosePodPorts), // all later phases need the Site
+		site.IdentityPhase(),                        // first: later phases log, and the log contains the machine ID
+		site.DiskPhase(),                            // before anything fills DATA
+		site.Phase(reader, hub.InstallPodPortRules), // all later phases need the Site
 	}
 }
 

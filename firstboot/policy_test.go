@@ -10,9 +10,9 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// TestAStrangersStick checks what an enrolled node applies from an unsigned stick under each
+// TestUnsignedStick checks what an enrolled node applies from an unsigned stick under each
 // policy. By default, this is only repairs, and no users.
-func TestAStrangersStick(t *testing.T) {
+func TestUnsignedStick(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		policy        string

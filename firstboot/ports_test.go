@@ -72,7 +72,7 @@ func TestKubeletIsHeldWithoutRules(t *testing.T) {
 		}
 
 		// Removing the rules leaves no file that kubelet would wait for.
-		if err := hub.OpenPorts(t.Context(), w.Env()); err != nil || w.Has(hub.PortsKubelet) || w.Has(hub.NFTFile) {
+		if err := hub.RemovePortRules(t.Context(), w.Env()); err != nil || w.Has(hub.PortsKubelet) || w.Has(hub.NFTFile) {
 			t.Errorf("%v: the drop-in or the rules still exist", err)
 		}
 	}
@@ -92,16 +92,16 @@ func TestRulesComeBeforeKubelet(t *testing.T) {
 	}
 }
 
-// TestOpenPortsIsCutOff checks that after a power cut at any point, kubelet does not wait for
+// TestRemovePortRulesIsCutOff checks that after a power cut at any point, kubelet does not wait for
 // removed rules.
-func TestOpenPortsIsCutOff(t *testing.T) {
+func TestRemovePortRulesIsCutOff(t *testing.T) {
 	whole := podWorld(t)
 	whole.MustBoot()
 	whole.PowerOn()
 	for n := 1; ; n++ {
 		w := whole.Clone(t)
 		w.Shutdown, w.PowerCutAt = func() {}, n
-		err := hub.OpenPorts(t.Context(), w.Env())
+		err := hub.RemovePortRules(t.Context(), w.Env())
 		if w.Has(hub.PortsKubelet) && !w.Has(hub.NFTFile) {
 			t.Errorf("cut at effect %d: kubelet waits for rules that are gone", n)
 		}

@@ -261,9 +261,9 @@ func TestASignatureFromBeforeTheImage(t *testing.T) {
 	}
 }
 
-// TestAStrangersDate checks that the date of an unsigned stick does not make a signed Site count as
-// old.
-func TestAStrangersDate(t *testing.T) {
+// TestDateOfUnsignedStick checks that the date of an unsigned stick does not make a signed Site
+// count as old.
+func TestDateOfUnsignedStick(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)
 	for _, blank := range []bool{false, true} {
@@ -291,9 +291,9 @@ func TestAStrangersDate(t *testing.T) {
 	}
 }
 
-// TestAStrangersDateThroughPowerCuts checks that the dates of two unsigned sticks make no signed
-// Site count as old, but the date of the Site on the disk still does.
-func TestAStrangersDateThroughPowerCuts(t *testing.T) {
+// TestDateOfUnsignedStickThroughPowerCuts checks that the dates of two unsigned sticks make no
+// signed Site count as old, but the date of the Site on the disk still does.
+func TestDateOfUnsignedStickThroughPowerCuts(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)
 	w := nativeWorld(t)

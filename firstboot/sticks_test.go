@@ -349,9 +349,9 @@ func TestResetBeforeANewStick(t *testing.T) {
 	}
 }
 
-// TestAStrangersDateAndAClockAhead checks a stick with a later date than a clock that a fake time
-// server has set ahead. Once the clock is right, the date does not change it.
-func TestAStrangersDateAndAClockAhead(t *testing.T) {
+// TestDateOfUnsignedStickAndAClockAhead checks a stick with a later date than a clock that a fake
+// time server has set ahead. Once the clock is right, the date does not change it.
+func TestDateOfUnsignedStickAndAClockAhead(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	w.MustBoot()

@@ -72,9 +72,9 @@ func TestOneMeaningOfOutput(t *testing.T) {
 	}
 }
 
-// TestWordsOfAStranger checks that control characters in the report next to an image, which is not
+// TestUntrustedText checks that control characters in the report next to an image, which is not
 // trusted, are not printed.
-func TestWordsOfAStranger(t *testing.T) {
+func TestUntrustedText(t *testing.T) {
 	image := filepath.Join(t.TempDir(), "a.raw")
 	if err := os.WriteFile(strings.TrimSuffix(image, ".raw")+".report.json", []byte(`{"plan":"\u001b]0;x\u0007\u009b2J"}`), 0o600); err != nil {
 		t.Fatal(err)

@@ -297,9 +297,9 @@ func TestWrongConfigurationIsSaidOnce(t *testing.T) {
 	})
 }
 
-// TestStatusOfAStranger checks that an API server's hostile text, of any length, is shortened and
-// printed without control characters.
-func TestStatusOfAStranger(t *testing.T) {
+// TestStatusOfUntrustedServer checks that an API server's hostile text, of any length, is shortened
+// and printed without control characters.
+func TestStatusOfUntrustedServer(t *testing.T) {
 	evil := "it is for \x1b]0;owned\a\x1b[2J\u009b2J\r\n10.0.0.1:6443 up" + strings.Repeat("x", 100_000)
 	var b bytes.Buffer
 	all := []ipvs.Status{{Problems: []string{evil}, Servers: []ipvs.ServerStatus{{Masters: []ipvs.MasterStatus{{Addr: "10.0.0.1:1", Last: "down", Error: evil}}}}}}

@@ -201,9 +201,9 @@ func TestSecretsOfAMaster(t *testing.T) {
 	}
 }
 
-// TestAStrangersKeys checks that an unsigned stick does not replace the keys of a control-plane
-// node, whether its Site has a CA or a CA hash.
-func TestAStrangersKeys(t *testing.T) {
+// TestKeysOfUnsignedStick checks that an unsigned stick does not replace the keys of a
+// control-plane node, whether its Site has a CA or a CA hash.
+func TestKeysOfUnsignedStick(t *testing.T) {
 	t.Parallel()
 	stranger := mintedSites(t, 1)[0].Site.Credentials
 	for _, inSite := range []string{"caCertHashes", "caCert"} {

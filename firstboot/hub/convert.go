@@ -191,7 +191,7 @@ func (c *conversion) yurthub() run.Phase {
 			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
-			if err := closePorts(ctx, e, c.hub.ports()); err != nil {
+			if err := installPortRules(ctx, e, c.hub.portAccess()); err != nil {
 				return err
 			}
 			return serveHub(ctx, e, c.hub)

@@ -80,7 +80,7 @@ func canRunHub(ctx context.Context, e *machine.Env, o ConvertOptions) (version s
 	if !e.Exists(member.ClientCert) {
 		return "", run.Advise(fmt.Errorf("there is no %s, the kubelet certificate that yurthub would use", member.ClientCert), "kubelet must run with rotateCertificates: true, as kubeadm sets it")
 	}
-	return version, portsClosable(ctx, e)
+	return version, checkPortRules(ctx, e)
 }
 
 // serversFor returns the servers in o. If o has none, it returns kubelet's present server and the

@@ -122,7 +122,7 @@ func podJoin(ctx context.Context, e *machine.Env, active *site.Active) error {
 	if err != nil {
 		return err
 	}
-	if err := closePorts(ctx, e, h.ports()); err != nil {
+	if err := installPortRules(ctx, e, h.portAccess()); err != nil {
 		return err
 	}
 	if err := makeManifests(e); err != nil {

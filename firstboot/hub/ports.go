@@ -50,7 +50,7 @@ const (
 //     bridge. Network cards have no kind; VLANs, bonds, tunnels and macvlans have others.
 //   - A network card may be a port of a bridge, so the second table also checks the kind of the
 //     interface in the bridge. There, tun stands for virtual machines.
-func PortRules(p Ports) []byte {
+func PortRules(p PortAccess) []byte {
 	local, pods := openyurt.HealthPort, openyurt.ProxyPort+", "+openyurt.SecurePort
 	all := pods + ", " + local + ", " + openyurt.PoolPort
 	if !p.Open {
@@ -98,18 +98,20 @@ table bridge TABLE {
 `))
 }
 
-// Ports contains the settings of the rules for yurthub's ports.
-type Ports struct {
+// PortAccess contains the settings of the rules for yurthub's ports.
+type PortAccess struct {
 	Open    bool  // the pool's port is open to other nodes of the pool
 	Clients []int // IDs of users that may connect, in addition to root
 	pod     bool  // kubelet runs yurthub as a static pod
 }
 
-func (h hub) ports() Ports { return Ports{Open: h.openPort, Clients: h.clients, pod: h.IsPod()} }
+func (h hub) portAccess() PortAccess {
+	return PortAccess{Open: h.openPort, Clients: h.clients, pod: h.IsPod()}
+}
 
 // portFiles returns the rules and the units that keep them loaded. PortsUnit loads them after
 // nftables.service starts, which flushes all rules; the timer loads them after any other loss.
-func portFiles(p Ports) map[string][]byte {
+func portFiles(p PortAccess) map[string][]byte {
 	files := map[string][]byte{
 		NFTFile: PortRules(p),
 		portsUnitFile: []byte(`# Written by firstboot.
@@ -141,14 +143,14 @@ WantedBy=timers.target
 `),
 	}
 	if p.pod { // the same drop-in as for yurthub's own unit
-		files[PortsKubelet] = []byte(closePortDropin)
+		files[PortsKubelet] = []byte(portRulesDropin)
 	}
 	return files
 }
 
-// closePorts loads the rules, and installs the units that keep them loaded. Without the rules,
-// yurthub does not start, now or at later boots.
-func closePorts(ctx context.Context, e *machine.Env, p Ports) error {
+// installPortRules loads the rules, and installs the units that keep them loaded. Without the
+// rules, yurthub does not start, now or at later boots.
+func installPortRules(ctx context.Context, e *machine.Env, p PortAccess) error {
 	files := portFiles(p)
 	wrote := false
 	for _, path := range slices.Sorted(maps.Keys(files)) {
@@ -160,7 +162,7 @@ func closePorts(ctx context.Context, e *machine.Env, p Ports) error {
 	}
 	var out strings.Builder
 	if err := e.Run(ctx, machine.Cmd{Args: []string{"nft", "-f", NFTFile}, Output: &out}); err != nil {
-		return portsOpen(err, out.String())
+		return portsError(err, out.String())
 	}
 	steps := [][2]string{{"enable", PortsUnit}, {"enable", PortsTimer}, {"start", PortsTimer}}
 	if wrote {
@@ -174,17 +176,17 @@ func closePorts(ctx context.Context, e *machine.Env, p Ports) error {
 	return nil
 }
 
-// ClosePodPorts closes the ports of yurthub before kubelet runs it as a static pod: the pod's
-// manifest is on DATA, but an updated root file system has no rules yet.
-func ClosePodPorts(ctx context.Context, e *machine.Env, site *configs.Site) error {
+// InstallPodPortRules installs the rules for the ports of yurthub before kubelet runs it as a
+// static pod: the pod's manifest is on DATA, but an updated root file system has no rules yet.
+func InstallPodPortRules(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	if !e.Exists(openyurt.Manifest) {
 		return nil
 	}
-	return closePorts(ctx, e, Ports{Open: site.Yurthub.OpenPort, Clients: site.Yurthub.LocalClients, pod: true})
+	return installPortRules(ctx, e, PortAccess{Open: site.Yurthub.OpenPort, Clients: site.Yurthub.LocalClients, pod: true})
 }
 
-// portsClosed reports whether the kernel has the rules.
-func portsClosed(ctx context.Context, e *machine.Env) bool {
+// portRulesLoaded reports whether the kernel has the rules.
+func portRulesLoaded(ctx context.Context, e *machine.Env) bool {
 	for _, family := range []string{"inet", "bridge"} {
 		var out strings.Builder
 		err := e.Run(ctx, machine.Cmd{Args: []string{"nft", "list", "table", family, portsTable}, Output: &out})
@@ -195,8 +197,8 @@ func portsClosed(ctx context.Context, e *machine.Env) bool {
 	return true
 }
 
-// OpenPorts removes the rules and their units. yurthub must not be running.
-func OpenPorts(ctx context.Context, e *machine.Env) error {
+// RemovePortRules removes the rules and their units. yurthub must not be running.
+func RemovePortRules(ctx context.Context, e *machine.Env) error {
 	if e.Exists(PortsKubelet) {
 		// Remove it first: kubelet must not wait for rules that do not exist.
 		if err := e.Remove(PortsKubelet); err != nil {
@@ -228,17 +230,17 @@ func OpenPorts(ctx context.Context, e *machine.Env) error {
 	return nil
 }
 
-// portsClosable checks with nft whether this kernel can load the rules, without loading them.
-func portsClosable(ctx context.Context, e *machine.Env) error {
+// checkPortRules checks with nft whether this kernel can load the rules, without loading them.
+func checkPortRules(ctx context.Context, e *machine.Env) error {
 	var out strings.Builder
-	err := e.Run(ctx, machine.Cmd{Args: []string{"nft", "--check", "--file", "-"}, Stdin: strings.NewReader(string(PortRules(Ports{}))), Output: &out})
+	err := e.Run(ctx, machine.Cmd{Args: []string{"nft", "--check", "--file", "-"}, Stdin: strings.NewReader(string(PortRules(PortAccess{}))), Output: &out})
 	if err == nil {
 		return nil
 	}
-	return portsOpen(err, out.String())
+	return portsError(err, out.String())
 }
 
-func portsOpen(err error, output string) error {
+func portsError(err error, output string) error {
 	if output = strings.TrimSpace(output); output != "" {
 		err = fmt.Errorf("%w: %s", err, machine.OneLine(errors.New(output)))
 	}

@@ -73,7 +73,7 @@ func TestPortUnitsAreValid(t *testing.T) {
 	t.Parallel()
 	desk.NeedProgram(t, "systemd-analyze", "systemd")
 	dir := t.TempDir()
-	files := portFiles(Ports{})
+	files := portFiles(PortAccess{})
 	for _, p := range []string{portsUnitFile, portsTimerFile} {
 		text := strings.ReplaceAll(string(files[p]), "/usr/sbin/nft", "/bin/true")
 		if err := os.WriteFile(filepath.Join(dir, filepath.Base(p)), []byte(text), 0o644); err != nil {
@@ -93,14 +93,14 @@ func TestRemovedRulesAreMentioned(t *testing.T) {
 	desk.NeedProgram(t, "nft", "nftables")
 	desk.NeedProgram(t, "unshare", "util-linux")
 	desk.NeedRoot(t, "it makes a network")
-	unit := string(portFiles(Ports{})[portsUnitFile])
+	unit := string(portFiles(PortAccess{})[portsUnitFile])
 	_, look, _ := strings.Cut(unit, "ExecStart=/bin/sh -c '")
 	look, _, found := strings.Cut(look, "'\n")
 	if !found {
 		t.Fatalf("the unit does not check the rules:\n%s", unit)
 	}
 	rules := filepath.Join(t.TempDir(), "nft")
-	if err := os.WriteFile(rules, PortRules(Ports{}), 0o644); err != nil {
+	if err := os.WriteFile(rules, PortRules(PortAccess{}), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	for name, c := range map[string]struct {
@@ -288,7 +288,7 @@ func TestPortRules(t *testing.T) {
 	}
 	dir := t.TempDir()
 	rules := filepath.Join(dir, "nft")
-	reach := func(when string, p Ports, listener string) []string {
+	reach := func(when string, p PortAccess, listener string) []string {
 		t.Helper()
 		if err := os.WriteFile(rules, PortRules(p), 0o644); err != nil {
 			t.Fatal(err)
@@ -324,17 +324,17 @@ func TestPortRules(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name, when, listener string
-		ports                Ports
+		ports                PortAccess
 		want                 func(who, port string) bool
 	}{
-		{"no rules", "before", "0", Ports{}, func(string, string) bool { return true }},
-		{"closed", "after", "0", Ports{}, closed},
-		{"the pool's port open", "after", "0", Ports{Open: true}, func(who, port string) bool {
+		{"no rules", "before", "0", PortAccess{}, func(string, string) bool { return true }},
+		{"closed", "after", "0", PortAccess{}, closed},
+		{"the pool's port open", "after", "0", PortAccess{Open: true}, func(who, port string) bool {
 			return closed(who, port) || port == "10269" && who != "client" && who != "user"
 		}},
-		{"open to a user", "after", "0", Ports{Clients: []int{7, 1234}}, func(who, port string) bool { return closed(who, port) || who == "client" }},
-		{"a user listens, no rules", "before", "65534", Ports{}, func(string, string) bool { return true }},
-		{"a user listens", "after", "65534", Ports{Open: true, Clients: []int{1234, 65534}}, func(string, string) bool { return false }},
+		{"open to a user", "after", "0", PortAccess{Clients: []int{7, 1234}}, func(who, port string) bool { return closed(who, port) || who == "client" }},
+		{"a user listens, no rules", "before", "65534", PortAccess{}, func(string, string) bool { return true }},
+		{"a user listens", "after", "65534", PortAccess{Open: true, Clients: []int{1234, 65534}}, func(string, string) bool { return false }},
 	} {
 		want := want(c.want)
 		got := reach(c.when, c.ports, c.listener)
@@ -355,7 +355,7 @@ func TestNoUserAnswersWithCookies(t *testing.T) {
 	desk.NeedProgram(t, "ip", "iproute2")
 	desk.NeedRoot(t, "it makes a network")
 	rules := filepath.Join(t.TempDir(), "nft")
-	if err := os.WriteFile(rules, PortRules(Ports{}), 0o644); err != nil {
+	if err := os.WriteFile(rules, PortRules(PortAccess{}), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	const tries = 4

@@ -16,7 +16,7 @@ import (
 // These lists contain yurthub's files on the disk, and those that first boot writes for yurthub, in
 // the order of removal. The check for leftovers uses them too, to detect an interrupted removal.
 var (
-	portsLeavings = []string{PortsKubelet, portsTimerFile, portsUnitFile, NFTFile} // removed by OpenPorts
+	portsLeavings = []string{PortsKubelet, portsTimerFile, portsUnitFile, NFTFile} // removed by RemovePortRules
 	unitLeavings  = []string{EnvFile, hubKept, DropinFile, openyurt.Dropin, hubSysctl, hubRestart}
 	ownLeavings   = append([]string{openyurt.Manifest, member.HubBootstrap, openyurt.KubeletConf}, openyurt.Identities()...)
 	hubLeavings   = slices.Concat(portsLeavings, unitLeavings, ownLeavings, []string{UnitFile})
@@ -41,7 +41,7 @@ func removeHubFiles(ctx context.Context, e *machine.Env, image ondisk.ImageInfo)
 	}
 	// If systemd has loaded one of these files, it must reload. removeUnit does not always do so.
 	loaded := slices.ContainsFunc([]string{portsTimerFile, portsUnitFile, DropinFile, openyurt.Dropin}, e.Exists)
-	if err := OpenPorts(ctx, e); err != nil {
+	if err := RemovePortRules(ctx, e); err != nil {
 		return err
 	}
 	if err := removeDummy(ctx, e, image); err != nil {

@@ -46,9 +46,9 @@ type hub struct {
 	keep     string   // the server in a static pod's yurthub.conf; "" if there is none yet
 }
 
-// closePortDropin loads the rules for yurthub's ports before yurthub starts, or before the kubelet
+// portRulesDropin loads the rules for yurthub's ports before yurthub starts, or before the kubelet
 // that runs it. If that fails, systemd retries.
-const closePortDropin = `# Written by firstboot.
+const portRulesDropin = `# Written by firstboot.
 [Service]
 ExecStartPre=/usr/sbin/nft -f ` + NFTFile + `
 `
@@ -112,13 +112,13 @@ func (h hub) withServers(withEndpoint bool) hub {
 
 // hubFiles returns the contents of the files that yurthub needs, by path.
 func hubFiles(h hub) map[string][]byte {
-	files := portFiles(h.ports())
+	files := portFiles(h.portAccess())
 	if h.IsPod() {
 		files[openyurt.Manifest] = h.PodManifest()
 		return files
 	}
 	files[EnvFile], files[hubKept], files[hubSysctl] = h.Env(), h.Env(), []byte(openyurt.Sysctl)
-	files[DropinFile] = []byte(closePortDropin)
+	files[DropinFile] = []byte(portRulesDropin)
 	return files
 }
 
@@ -148,7 +148,7 @@ func Phase(active *site.Active) run.Phase {
 		Run: func(ctx context.Context, e *machine.Env) error {
 			h, err := hubOf(e, active)
 			if err == nil {
-				err = closePorts(ctx, e, h.ports()) // do this first: yurthub may be running
+				err = installPortRules(ctx, e, h.portAccess()) // do this first: yurthub may be running
 			}
 			if err != nil {
 				return err
@@ -194,7 +194,7 @@ func servingPhase(p run.Phase) run.Phase {
 // hubServes reports whether yurthub is ready with its present configuration, and the rules for its
 // ports are loaded.
 func hubServes(ctx context.Context, e *machine.Env) bool {
-	return !e.Exists(hubRestart) && portsClosed(ctx, e) && hubReady(ctx, e) == nil
+	return !e.Exists(hubRestart) && portRulesLoaded(ctx, e) && hubReady(ctx, e) == nil
 }
 
 // serveHub starts yurthub, whose ports must already be closed, and waits until it is ready.

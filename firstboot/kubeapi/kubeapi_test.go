@@ -572,9 +572,9 @@ type endless struct{}
 
 func (endless) Read(p []byte) (int, error) { return len(p), nil }
 
-// TestWordsOfAStranger checks that errors with texts of unverified servers are short and have no
+// TestUntrustedText checks that errors with texts of unverified servers are short and have no
 // control characters, because they are printed on consoles.
-func TestWordsOfAStranger(t *testing.T) {
+func TestUntrustedText(t *testing.T) {
 	body, err := json.Marshal(map[string]string{"message": "no\x1b[2J\nMAINPID=1\r" + strings.Repeat("é", 1<<20)})
 	if err != nil {
 		t.Fatal(err)

@@ -15,10 +15,10 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// TestNotBornAgain checks that the cluster counts as the same after cluster-info was recreated or
+// TestNotRecreated checks that the cluster counts as the same after cluster-info was recreated or
 // hidden, or the Node deleted. A recreated cluster with a readable cluster-info counts as another
 // one.
-func TestNotBornAgain(t *testing.T) {
+func TestNotRecreated(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*worldtest.Cluster){
 		"cluster-info made anew": func(c *worldtest.Cluster) { c.Recreations++ },
@@ -45,10 +45,10 @@ func TestNotBornAgain(t *testing.T) {
 	}
 }
 
-// TestBornAgainBeforeItPublishes checks that the Service's UID identifies a recreated cluster
+// TestRecreatedBeforeItPublishes checks that the Service's UID identifies a recreated cluster
 // without cluster-info, and the same cluster without cluster-info and Node. Without this UID, in
 // the record or from the API servers, the result is unclear.
-func TestBornAgainBeforeItPublishes(t *testing.T) {
+func TestRecreatedBeforeItPublishes(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
 		change    func(w *worldtest.World)
@@ -110,9 +110,9 @@ func TestOldNoteGetsTheService(t *testing.T) {
 	}
 }
 
-// TestBornAgainFarAway checks a recreated cluster over a satellite link: each connection takes a
+// TestRecreatedFarAway checks a recreated cluster over a satellite link: each connection takes a
 // second and a half, and a check needs three connections.
-func TestBornAgainFarAway(t *testing.T) {
+func TestRecreatedFarAway(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	w.MustBoot()

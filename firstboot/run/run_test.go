@@ -170,9 +170,9 @@ func TestPhasesOfAnotherSite(t *testing.T) {
 	}
 }
 
-// TestWordsOfAStranger checks that text from other sources that first boot prints cannot control
+// TestUntrustedText checks that text from other sources that first boot prints cannot control
 // the console's terminal or systemd.
-func TestWordsOfAStranger(t *testing.T) {
+func TestUntrustedText(t *testing.T) {
 	t.Parallel()
 	var out []string
 	e := &machine.Env{

@@ -53,9 +53,9 @@ func TestPermitIsForOneBootstrap(t *testing.T) {
 	born(w.start(config))
 }
 
-// TestBornAgain bootstraps a cluster again with the same keys. A worker of the former cluster must
+// TestRecreated bootstraps a cluster again with the same keys. A worker of the former cluster must
 // keep its pods and report why it is not Ready.
-func TestBornAgain(t *testing.T) {
+func TestRecreated(t *testing.T) {
 	nightly(t)
 	w := newNet(t, need(t))
 	minted, golden, config := w.soleMaster()

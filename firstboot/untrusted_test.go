@@ -16,11 +16,11 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-const strangersKey = "users: [{name: root, sshAuthorizedKeys: [\"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIKHEChAsHYmTqiLyuQ3FqLqWUgFYmWlSTsZKEJpSMEiH x\"]}]"
+const untrustedUsers = "users: [{name: root, sshAuthorizedKeys: [\"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIKHEChAsHYmTqiLyuQ3FqLqWUgFYmWlSTsZKEJpSMEiH x\"]}]"
 
-// TestAStrangerAndALostIdentity checks that a node with an expired certificate or damaged
+// TestUnsignedStickAndALostIdentity checks that a node with an expired certificate or damaged
 // credentials does not count as blank: an unsigned stick can repair it, but cannot add users.
-func TestAStrangerAndALostIdentity(t *testing.T) {
+func TestUnsignedStickAndALostIdentity(t *testing.T) {
 	t.Parallel()
 	for name, lose := range map[string]func(*world){
 		"certificate expired": func(w *world) { w.Now = w.Now.AddDate(2, 0, 0) },
@@ -33,7 +33,7 @@ func TestAStrangerAndALostIdentity(t *testing.T) {
 			lose(w)
 			w.Cluster.Nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
 			w.Cluster.NodeRevives = true
-			w.Plug(w.Site(worldtest.WithToken, strangersKey))
+			w.Plug(w.Site(worldtest.WithToken, untrustedUsers))
 			w.PowerOn()
 			w.MustBoot()
 			if w.Has("/root/.ssh/authorized_keys") || strings.Contains(w.SlotSite(worldtest.SlotDevice), "ssh-ed25519") {
@@ -46,9 +46,9 @@ func TestAStrangerAndALostIdentity(t *testing.T) {
 	}
 }
 
-// TestAStrangersCluster checks that a node whose Site pins no CA stays in its cluster, whatever API
+// TestUntrustedCluster checks that a node whose Site pins no CA stays in its cluster, whatever API
 // servers and token are on an unsigned stick.
-func TestAStrangersCluster(t *testing.T) {
+func TestUntrustedCluster(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.setStickPolicy(ondisk.SitesRepair)
@@ -69,9 +69,9 @@ func TestAStrangersCluster(t *testing.T) {
 	}
 }
 
-// TestAStrangersBundle checks an attacker's cluster that publishes the node's pinned CA in addition
-// to its own. A node with an expired certificate still joins only its own cluster.
-func TestAStrangersBundle(t *testing.T) {
+// TestBundleOfUntrustedCluster checks an attacker's cluster that publishes the node's pinned CA in
+// addition to its own. A node with an expired certificate still joins only its own cluster.
+func TestBundleOfUntrustedCluster(t *testing.T) {
 	t.Parallel()
 	for name, make := range map[string]func(*testing.T) *world{
 		"native": func(t *testing.T) *world { return nativeWorld(t) }, "static pod": podWorld,
@@ -238,9 +238,9 @@ func TestAStickOfTheFuture(t *testing.T) {
 	}
 }
 
-// TestAStrangerAndASpoiltSlot checks that a node that cannot read its own Site applies nothing from
-// an unsigned stick.
-func TestAStrangerAndASpoiltSlot(t *testing.T) {
+// TestUnsignedStickAndASpoiltSlot checks that a node that cannot read its own Site applies nothing
+// from an unsigned stick.
+func TestUnsignedStickAndASpoiltSlot(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	w.setStickPolicy(ondisk.SitesRepair)
@@ -249,7 +249,7 @@ func TestAStrangerAndASpoiltSlot(t *testing.T) {
 	if err := os.Remove(w.HostPath(ondisk.SiteCopy)); err != nil {
 		t.Fatal(err)
 	}
-	w.Plug(w.Site(strangersKey))
+	w.Plug(w.Site(untrustedUsers))
 	w.PowerOn()
 	if err := w.Boot(); err == nil || w.Has("/root/.ssh/authorized_keys") {
 		t.Errorf("%v: the keys of the unsigned stick are in place", err)
