@@ -76,7 +76,7 @@ func Program(ctx context.Context, name, arch string, o Options) ([]byte, error) 
 		made, ok := fetch.Compiled(ctx, b.Cache, r)
 		err = nil
 		if !ok {
-			s := b.step(name, compiling)
+			s := b.startStep(name, compiling)
 			if made, err = fetch.GoBuild(ctx, b.Cache, r, s); err == nil {
 				s.done()
 			}
@@ -177,7 +177,7 @@ func sourceTree() (string, bool) {
 var agentEnv = []string{"GOOS=linux", "CGO_ENABLED=0", "GOFLAGS=-mod=readonly", "GOWORK=off", "GOEXPERIMENT=", "GOAMD64=v1", "GOARM64=v8.0", "GOFIPS140=off"}
 
 func (b *buildEnv) compileAgent(ctx context.Context, name, src string) (string, error) {
-	s := b.step(name, "compiling from the source tree")
+	s := b.startStep(name, "compiling from the source tree")
 	defer s.done()
 	tmp, err := b.Cache.TempDir()
 	if err != nil {

@@ -96,7 +96,7 @@ func (b *executor) checkArchive(ctx context.Context, r debianRecipe) error {
 		return fmt.Errorf("reading the archive's index: %w", err)
 	}
 	defer os.RemoveAll(x.dir)
-	s := b.step("archive", "looking for the suite and packages in the archive's index")
+	s := b.startStep("archive", "looking for the suite and packages in the archive's index")
 	_, stderr, err := x.run(ctx, "apt-get", "-q", "update", "--error-on=any")
 	if ctx.Err() != nil {
 		return ctx.Err()

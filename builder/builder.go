@@ -169,7 +169,7 @@ type StepTime struct {
 	Seconds float64 `json:"seconds"`
 }
 
-func (r *buildEnv) step(name, text string) *step {
+func (r *buildEnv) startStep(name, text string) *step {
 	r.event(Event{Step: name, State: StateStart, Text: text})
 	return &step{r: r, name: name, start: now()}
 }

@@ -271,7 +271,7 @@ type composition struct {
 // compose merges the plan's layers in order and checks the result. The layers that edgebake renders
 // come before the user's layers, which may replace their files.
 func (b *executor) compose(ctx context.Context, id string) (*composition, error) {
-	s := b.step("merge", "merging layers")
+	s := b.startStep("merge", "merging layers")
 	base, programs, user, err := b.planLayers(ctx)
 	if err != nil {
 		return nil, err
@@ -506,7 +506,7 @@ func (b *executor) write(ctx context.Context, id string, c *composition) (*Repor
 		return nil, fmt.Errorf("BUG: the ESP has no %s", ondisk.ESPImageInfo)
 	}
 	imageInfo := c.esp[i].Data.Inline
-	s := b.step("write", b.Output)
+	s := b.startStep("write", b.Output)
 	res, err := disk.Write(ctx, b.Output, spec, layout, b.Cache, disk.WriteOptions{
 		Unchanged: b.Cache.Unchanged,
 		Zstd:      strings.HasSuffix(b.Output, ".zst"), Force: b.Force, Progress: s.progress,

@@ -64,7 +64,7 @@ func (b *executor) fetchImages(ctx context.Context) error {
 	if len(b.plan.Images) == 0 {
 		return nil
 	}
-	s := b.step("images", configs.Count(len(b.plan.Images), "container image"))
+	s := b.startStep("images", configs.Count(len(b.plan.Images), "container image"))
 	o := imageOptions(b.buildEnv, b.img, b.plan)
 	o.Progress = func(p images.Progress) { s.log(fmt.Sprintf("layer %d of %d: %s", p.Done, p.Total, p.Ref)) }
 	if err := images.Fetch(ctx, b.Cache, b.plan.Images, o); err != nil {
@@ -255,7 +255,7 @@ func (b *executor) checkVersions(ctx context.Context, compile []string) error {
 	if len(order) == 0 {
 		return nil
 	}
-	s := b.step("versions", "looking for the programs' versions on the Go module proxy")
+	s := b.startStep("versions", "looking for the programs' versions on the Go module proxy")
 	var errs []error
 	for _, name := range order {
 		module, version := goModuleOf(b.input(name))
@@ -317,7 +317,7 @@ func (b *executor) makeInput(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	s := b.step(name, b.stepText(in, compiled))
+	s := b.startStep(name, b.stepText(in, compiled))
 	var sha string
 	switch {
 	case name == inputBase && b.Base != "":

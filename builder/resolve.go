@@ -80,7 +80,7 @@ func newResolver(ctx context.Context, img *configs.Image, o Options) (*resolver,
 }
 
 func (b *resolver) resolve(ctx context.Context) (*plan.Plan, error) {
-	s := b.step("resolve", "pinning inputs")
+	s := b.startStep("resolve", "pinning inputs")
 	// The order of the layers is: base, programs, edgebake's own files (see compose), the user's
 	// layers.
 	var errs []error

@@ -125,7 +125,7 @@ func architectures(doc *strict.Document, given []string) ([]*yaml.Node, error) {
 		return []*yaml.Node{n}, nil
 	}
 	if len(n.Content) == 0 {
-		doc.Problem(n, fieldArch, "needs at least one of %s", strings.Join(Architectures(), ", "))
+		doc.Addf(n, fieldArch, "needs at least one of %s", strings.Join(Architectures(), ", "))
 	}
 	var nodes []*yaml.Node
 	var seen []string
@@ -134,9 +134,9 @@ func architectures(doc *strict.Document, given []string) ([]*yaml.Node, error) {
 		path := fmt.Sprintf("%s[%d]", fieldArch, i)
 		switch {
 		case v.Kind != yaml.ScalarNode || yamltree.IsNull(v) || v.Value == "":
-			doc.Problem(item, path, "must be one of %s", strings.Join(Architectures(), ", "))
+			doc.Addf(item, path, "must be one of %s", strings.Join(Architectures(), ", "))
 		case slices.Contains(seen, v.Value):
-			doc.Problem(item, path, "%s is listed twice", strict.Shorten(v.Value))
+			doc.Addf(item, path, "%s is listed twice", strict.Shorten(v.Value))
 		}
 		nodes, seen = append(nodes, v), append(seen, v.Value)
 	}

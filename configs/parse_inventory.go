@@ -110,11 +110,11 @@ func (inv *Inventory) merge(doc *strict.Document) {
 	}
 	for _, reserved := range []string{"apiVersion", "kind"} {
 		if n := yamltree.Get(m.defaults, reserved); n != nil {
-			doc.Problem(n, "defaults."+reserved, "belongs only at the top of the Inventory: remove it here")
+			doc.Addf(n, "defaults."+reserved, "belongs only at the top of the Inventory: remove it here")
 		}
 	}
 	if n := yamltree.Get(m.defaults, "match"); n != nil {
-		doc.Problem(n, "defaults.match", "applies to one machine: set it in each item of sites")
+		doc.Addf(n, "defaults.match", "applies to one machine: set it in each item of sites")
 	}
 	if n := yamltree.Get(doc.Root, "sites"); n != nil && n.Kind == yaml.SequenceNode {
 		for _, item := range n.Content {
@@ -227,7 +227,7 @@ func (r *inventoryReport) at(path, format string, args ...any) {
 
 // found adds the position to a problem, and reports it.
 func (r *inventoryReport) found(p Problem) {
-	r.doc.Found(r.undecoded, p)
+	r.doc.AddValidation(r.undecoded, p)
 }
 
 // under returns the problem with path in front of its own path.

@@ -67,42 +67,42 @@ type clusterState struct {
 }
 
 // checkCluster is the Check of clusterPhase.
-func checkCluster(ctx context.Context, e *machine.Env, site *configs.Site) (v run.Verdict, found clusterState, err error) {
+func checkCluster(ctx context.Context, e *machine.Env, s *configs.Site) (v run.Verdict, found clusterState, err error) {
 	if e.Exists(member.LeavingFile) {
 		return run.Todo, found, nil
 	}
 	if !member.HasCredentials(e) {
 		// Without a token the machine could join no cluster, so it keeps what is left of its credentials.
 		_, damaged := member.KubeletCert(e)
-		if member.StaleCA(e, site) && (damaged != nil || !site.Credentials.Token.IsZero()) {
+		if member.StaleCA(e, s) && (damaged != nil || !s.Credentials.Token.IsZero()) {
 			return run.Todo, found, nil
 		}
 		return run.Done, found, nil
 	}
-	same, err := sameCluster(ctx, e, site)
+	same, err := sameCluster(ctx, e, s)
 	switch {
 	case errors.Is(err, errUnclear):
 		return run.Unknown, found, nil
 	case err != nil:
 		return run.Done, found, err
-	case !same && !site.Credentials.Token.IsZero():
+	case !same && !s.Credentials.Token.IsZero():
 		return run.Todo, found, nil
-	case !same && member.Unpinned(site):
+	case !same && member.Unpinned(s):
 		// Other servers may have the masters' addresses for a while. Treat the API servers as
 		// unreachable.
 		e.Note("%s", otherClusterNote(e))
 		return run.Unknown, found, nil
 	case !same:
-		return run.Todo, found, noTokenToMove(e, site)
+		return run.Todo, found, noTokenToMove(e, s)
 	}
-	if found.newer = member.NewerCA(ctx, e, site); found.newer != nil {
+	if found.newer = member.NewerCA(ctx, e, s); found.newer != nil {
 		return run.Todo, found, nil
 	}
 	member.NoteCAExpiry(e, ondisk.KubeCA)
-	if site.Credentials.Token.IsZero() {
+	if s.Credentials.Token.IsZero() {
 		return run.Done, found, nil
 	}
-	again, unclear := member.CheckRecreated(ctx, e, site)
+	again, unclear := member.CheckRecreated(ctx, e, s)
 	if found.cannotShow = member.CannotShow(e, unclear); again || found.cannotShow {
 		return run.Todo, found, nil // the Site has a token: the machine joins again
 	}
@@ -148,18 +148,18 @@ var errUnclear = errors.New("no API server has shown its cluster")
 
 // sameCluster reports whether a member belongs to the Site's cluster. It compares the Site's pins,
 // which works offline. If the Site has none, it compares the API servers' certificates.
-func sameCluster(ctx context.Context, e *machine.Env, site *configs.Site) (bool, error) {
-	if !member.Unpinned(site) {
-		return member.AnyPinned(member.EnrolledCA(e), site.CAPins()), nil
+func sameCluster(ctx context.Context, e *machine.Env, s *configs.Site) (bool, error) {
+	if !member.Unpinned(s) {
+		return member.AnyPinned(member.EnrolledCA(e), s.CAPins()), nil
 	}
-	same, err := showCA(ctx, e, site, site.Masters)
-	if same || err == nil && !site.Credentials.Token.IsZero() { // with a token, the machine may have to move to the cluster that answers
+	same, err := showCA(ctx, e, s, s.Masters)
+	if same || err == nil && !s.Credentials.Token.IsZero() { // with a token, the machine may have to move to the cluster that answers
 		return same, err
 	}
-	if learned := member.LearnedMasters(e, site); len(learned) > 0 {
+	if learned := member.LearnedMasters(e, s); len(learned) > 0 {
 		// The learned servers replaced the Site's. The Site's addresses may now belong to other
 		// machines.
-		if now, unclear := showCA(ctx, e, site, learned); now || err != nil {
+		if now, unclear := showCA(ctx, e, s, learned); now || err != nil {
 			return now, unclear
 		}
 	}
@@ -168,7 +168,7 @@ func sameCluster(ctx context.Context, e *machine.Env, site *configs.Site) (bool,
 
 // showCA reports whether one of these API servers has a certificate from the CA that this
 // machine is enrolled with. It returns errUnclear if none shows its CA.
-func showCA(ctx context.Context, e *machine.Env, site *configs.Site, masters []string) (bool, error) {
+func showCA(ctx context.Context, e *machine.Env, s *configs.Site, masters []string) (bool, error) {
 	ca := member.EnrolledCA(e)
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -176,7 +176,7 @@ func showCA(ctx context.Context, e *machine.Env, site *configs.Site, masters []s
 	var wg sync.WaitGroup
 	for i, m := range masters {
 		wg.Go(func() {
-			_, errs[i] = e.APIDialer().ServerName(ctx, m, ca, []string{kubeapi.SharedName, site.Endpoint})
+			_, errs[i] = e.APIDialer().ServerName(ctx, m, ca, []string{kubeapi.SharedName, s.Endpoint})
 		})
 	}
 	wg.Wait()
@@ -198,9 +198,9 @@ func showCA(ctx context.Context, e *machine.Env, site *configs.Site, masters []s
 
 // noTokenToMove is the error of a member whose Site names
 // another cluster but has no token for it.
-func noTokenToMove(e *machine.Env, site *configs.Site) error {
+func noTokenToMove(e *machine.Env, s *configs.Site) error {
 	return run.NeedsPerson(fmt.Errorf("the Site names another cluster than the one this machine has joined, and has no token for it: the Site pins CA %s, the machine has CA %s",
-		strings.Join(site.CAPins(), ", "), strings.Join(member.EnrolledPins(e), ", ")),
+		strings.Join(s.CAPins(), ", "), strings.Join(member.EnrolledPins(e), ", ")),
 		"to move the machine, put a token of the other cluster into site.yaml (`kubeadm token create`), in the slot or on a stick; else correct caCertHashes. Until then the node stays in its cluster")
 }
 

@@ -92,26 +92,26 @@ func New(e *machine.Env) *run.Runner {
 
 // controlPlanePhases returns the phases after firstPhases on a control-plane node.
 func controlPlanePhases(active *site.Active) []run.Phase {
-	site, image := active.Site, active.Image
+	s, image := active.Site, active.Image
 	return []run.Phase{
-		controlplane.AddressPhase(site),                    // etcd and the API server listen at this address
-		network.ClockPhase(site, image, stampedAt(active)), // before the first certificate is judged
-		controlplane.KeysPhase(active),                     // before anything is signed
-		controlplane.EndpointPhase(site),                   // before the first client of this node's API server
-		join.ImagesPhase(),                                 // before kubelet needs them
-		controlplane.CertificatesPhase(active),             // EtcdStartPhase authenticates with these certificates
-		controlplane.EtcdStartPhase(active),                // at each boot, before etcd can start
-		controlplane.Phase(active),                         // starts kubelet, and with it the control plane
-		controlplane.ContinuedPhase(active),                // removes etcd's force-new-cluster, which is only for one start
-		controlplane.PublishPhase(active),                  // publishes the data that nodes need to join; once per cluster
-		controlplane.SnapshotPhase(active),                 // before phases that may wait for a person
-		controlplane.MaintenancePhase(active),              // etcd maintenance, after a snapshot
-		controlplane.RegisterPhase(active),                 // marks the Node as a control-plane node
-		controlplane.UpdateLeasePhase(active),              // releases the Lease if the disk was rewritten during an update
-		join.ForgetPhase(active),                           // no later phase needs the Site's keys; ReadyPhase may wait for a network add-on
-		againPhase(),                                       // renews certificates and makes snapshots while the machine is on
-		controlplane.DocumentsPhase(active),                // the Site's documents may have changed since the bootstrap uploaded them
-		controlplane.ManifestsPhase(active),                // once; the Node may need one of them to become Ready
+		controlplane.AddressPhase(s),                    // etcd and the API server listen at this address
+		network.ClockPhase(s, image, stampedAt(active)), // before the first certificate is judged
+		controlplane.KeysPhase(active),                  // before anything is signed
+		controlplane.EndpointPhase(s),                   // before the first client of this node's API server
+		join.ImagesPhase(),                              // before kubelet needs them
+		controlplane.CertificatesPhase(active),          // EtcdStartPhase authenticates with these certificates
+		controlplane.EtcdStartPhase(active),             // at each boot, before etcd can start
+		controlplane.Phase(active),                      // starts kubelet, and with it the control plane
+		controlplane.ContinuedPhase(active),             // removes etcd's force-new-cluster, which is only for one start
+		controlplane.PublishPhase(active),               // publishes the data that nodes need to join; once per cluster
+		controlplane.SnapshotPhase(active),              // before phases that may wait for a person
+		controlplane.MaintenancePhase(active),           // etcd maintenance, after a snapshot
+		controlplane.RegisterPhase(active),              // marks the Node as a control-plane node
+		controlplane.UpdateLeasePhase(active),           // releases the Lease if the disk was rewritten during an update
+		join.ForgetPhase(active),                        // no later phase needs the Site's keys; ReadyPhase may wait for a network add-on
+		againPhase(),                                    // renews certificates and makes snapshots while the machine is on
+		controlplane.DocumentsPhase(active),             // the Site's documents may have changed since the bootstrap uploaded them
+		controlplane.ManifestsPhase(active),             // once; the Node may need one of them to become Ready
 		join.ReadyPhase(active, join.HubNode{}),
 	}
 }

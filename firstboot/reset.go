@@ -75,11 +75,11 @@ func (r *reset) steps() []run.Phase {
 		{Name: "kubeadm", Run: func(ctx context.Context, e *machine.Env) error { return resetKubeadm(ctx, e, r.active) }},
 		{Name: "yurthub", Run: func(ctx context.Context, e *machine.Env) error { return hub.Remove(ctx, e, r.image) }},
 		{Name: "ipvs", Run: func(ctx context.Context, e *machine.Env) error {
-			var site *configs.Site
+			var s *configs.Site
 			if r.active != nil {
-				site = r.active.Site
+				s = r.active.Site
 			}
-			return resetIPVS(ctx, e, site)
+			return resetIPVS(ctx, e, s)
 		}},
 		{Name: "sticks", Run: func(_ context.Context, e *machine.Env) error {
 			return site.ResetSticks(e, r.image, r.active, func(what string) { r.record(run.Step{Name: "sticks", Status: "note", Detail: what}) })
@@ -195,11 +195,11 @@ func resetToken(e *machine.Env, active *site.Active) error {
 
 // resetIPVS stops ipvscare and removes its rules, its files and first boot's lines in /etc/hosts.
 // site may be nil.
-func resetIPVS(ctx context.Context, e *machine.Env, site *configs.Site) error {
+func resetIPVS(ctx context.Context, e *machine.Env, s *configs.Site) error {
 	if err := e.Unit(ctx, "stop", ondisk.UnitIPVSCare); err != nil {
 		return fmt.Errorf("stopping ipvscare: %w", err)
 	}
-	if err := join.CleanIPVS(ctx, e, site); err != nil {
+	if err := join.CleanIPVS(ctx, e, s); err != nil {
 		return err
 	}
 	return errors.Join(e.Remove(ondisk.IPVSConfig), e.Remove(ondisk.IPVSLearned), e.SetHosts(ctx, network.EndpointOwner), e.SetHosts(ctx, network.NodeOwner))

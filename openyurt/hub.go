@@ -36,7 +36,7 @@ type Hub struct {
 	Image, BootstrapFile string
 }
 
-func (h Hub) release() release {
+func (h Hub) properties() release {
 	minor, known := Minor(h.Version)
 	if !known {
 		minor = Newest
@@ -45,7 +45,7 @@ func (h Hub) release() release {
 }
 
 // IsPod reports whether yurthub runs as a static pod.
-func (h Hub) IsPod() bool { return h.release().form == FormStaticPod }
+func (h Hub) IsPod() bool { return h.properties().form == FormStaticPod }
 
 // Args returns yurthub's command line, without flags that the release does not have.
 func (h Hub) Args() []string {
@@ -105,7 +105,7 @@ func (r Resource) plural() string { return strings.ToLower(r.Kind) + "s" }
 const bucketsFlag = "--enable-pool-service-topology"
 
 // pools returns the resource of the NodePools that yurthub lists.
-func (h Hub) pools() Resource { return Resource{KindPool, h.release().pools} }
+func (h Hub) pools() Resource { return Resource{KindPool, h.properties().pools} }
 
 // PoolSource returns the resource from which yurthub learns about its pool before it is ready. ok
 // is false if there is none.

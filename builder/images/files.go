@@ -217,14 +217,14 @@ func readFile(name string) ([]byte, error) {
 	return os.ReadFile(name)
 }
 
-// take opens a file of the bundle and calls the function take with it.
-func (b *bundle) take(name string, take func(io.Reader) error) error {
+// stream opens a file of the bundle and calls the function take with it.
+func (b *bundle) stream(name string, stream func(io.Reader) error) error {
 	f, err := b.file(name)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	return take(f)
+	return stream(f)
 }
 
 func (b *bundle) read(name string) ([]byte, error) {
@@ -275,7 +275,7 @@ func (f *ociFiles) root(_ context.Context, ref imageref.Ref) (Descriptor, error)
 		found = m
 	}
 	if len(found) == 0 {
-		return Descriptor{}, f.lacks(ref)
+		return Descriptor{}, f.missingError(ref)
 	}
 	for _, d := range found[1:] {
 		if d.Digest != found[0].Digest {
@@ -302,9 +302,9 @@ func isCalled(d ocispec.Descriptor, ref imageref.Ref) bool {
 	return ref.Tag != "" && (sameRef(full, ref) || sameRef(tag, ref) || full == "" && tag == ref.Tag)
 }
 
-// lacks returns the error for a reference that the layout does not contain. It lists the images in
-// the layout.
-func (f *ociFiles) lacks(ref imageref.Ref) error {
+// missingError returns the error for a reference that the layout does not contain. It lists the
+// images in the layout.
+func (f *ociFiles) missingError(ref imageref.Ref) error {
 	var each []string
 	names := map[string]bool{}
 	for _, d := range f.index.Manifests {
@@ -360,7 +360,7 @@ func sameRef(name string, ref imageref.Ref) bool {
 }
 
 func (f *ociFiles) fetch(_ context.Context, _ imageref.Ref, d Descriptor, take func(io.Reader) error) error {
-	return f.take("blobs/sha256/"+d.Digest.Hex(), take)
+	return f.stream("blobs/sha256/"+d.Digest.Hex(), take)
 }
 
 // dockerFiles is an archive from `docker save`, which has layers and configs but no manifests. It
@@ -426,13 +426,13 @@ func (f *dockerFiles) find(ctx context.Context, ref imageref.Ref) (Descriptor, e
 }
 
 func (f *dockerFiles) manifest(ctx context.Context, img dockerImage) (Descriptor, error) {
-	config, err := f.describe(ctx, path.Clean(img.Config), dockerConfig)
+	config, err := f.descriptorOf(ctx, path.Clean(img.Config), dockerConfig)
 	if err != nil {
 		return Descriptor{}, err
 	}
 	layers := []Descriptor{}
 	for _, name := range img.Layers {
-		d, err := f.describe(ctx, path.Clean(name), "")
+		d, err := f.descriptorOf(ctx, path.Clean(name), "")
 		if err != nil {
 			return Descriptor{}, err
 		}
@@ -453,9 +453,9 @@ func (f *dockerFiles) manifest(ctx context.Context, img dockerImage) (Descriptor
 	return d, nil
 }
 
-// describe computes the digest of a file. For a layer, it finds the media type from the first
+// descriptorOf computes the digest of a file. For a layer, it finds the media type from the first
 // bytes.
-func (f *dockerFiles) describe(ctx context.Context, name, mediaType string) (Descriptor, error) {
+func (f *dockerFiles) descriptorOf(ctx context.Context, name, mediaType string) (Descriptor, error) {
 	r, err := f.file(name)
 	if err != nil {
 		return Descriptor{}, fmt.Errorf("file %s, which manifest.json lists: %w", name, err)
@@ -490,7 +490,7 @@ func (f *dockerFiles) fetch(ctx context.Context, ref imageref.Ref, d Descriptor,
 	case manifest != nil:
 		return take(bytes.NewReader(manifest))
 	}
-	return f.take(name, take)
+	return f.stream(name, take)
 }
 
 // blob returns a generated manifest or, for any other blob, the name of its file.

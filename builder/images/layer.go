@@ -214,7 +214,7 @@ func (u unpacker) cached(c *fetch.Cache, l Layer, keep bool) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	return true, u.limit.take(size)
+	return true, u.limit.add(size)
 }
 
 // fetchLayer stores a layer in the cache, uncompressed and under its diffID. If keep is set, it

@@ -109,8 +109,8 @@ func newSizeLimit(o *Options) sizeLimit {
 	return sizeLimit{o.maxLayer(), left}
 }
 
-// take counts a layer that is already uncompressed in the cache.
-func (s sizeLimit) take(size int64) error {
+// add counts a layer that is already uncompressed in the cache.
+func (s sizeLimit) add(size int64) error {
 	l := limitedReader{limit: s}
 	return l.count(size)
 }

@@ -85,12 +85,12 @@ func List(img *configs.Image, dir string) (Listing, error) {
 	l.PassedOver = m.passedOver
 	l.Notes = append(l.Notes, l.MentionNotes()...)
 	l.Notes = append(l.Notes, ignored.unused()...)
-	l.Notes = append(l.Notes, l.lacks(img)...)
+	l.Notes = append(l.Notes, l.missingNotes(img)...)
 	return l, errors.Join(errs...)
 }
 
-// lacks returns warnings about images that every node needs but that are not listed.
-func (l *Listing) lacks(img *configs.Image) (notes configs.Problems) {
+// missingNotes returns warnings about images that every node needs but that are not listed.
+func (l *Listing) missingNotes(img *configs.Image) (notes configs.Problems) {
 	v := img.Kubernetes.Version
 	switch {
 	case v == "":

@@ -60,7 +60,7 @@ func scanManifests(file string, raw []byte) (manifestImages, error) {
 			break
 		}
 		if len(doc.Content) == 1 {
-			s.object(yamltree.Resolve(doc.Content[0]))
+			s.readObject(yamltree.Resolve(doc.Content[0]))
 		}
 	}
 	return s.manifestImages, errors.Join(s.errs...)
@@ -73,13 +73,13 @@ func (s *scan) unreadable(err error, raw []byte) error {
 	return fmt.Errorf("reading manifest %s: %w; correct it, or exclude it from imagesFrom", s.file, err)
 }
 
-// object reads a Kubernetes object, or each object of a List.
-func (s *scan) object(n *yaml.Node) {
+// readObject reads a Kubernetes object, or each object of a List.
+func (s *scan) readObject(n *yaml.Node) {
 	kind := yamltree.Text(yamltree.Get(n, "kind"))
 	if items := yamltree.Get(n, "items"); strings.HasSuffix(kind, "List") {
 		if items != nil {
 			for _, i := range items.Content {
-				s.object(i)
+				s.readObject(i)
 			}
 		}
 		return

@@ -309,7 +309,7 @@ func (s ImageSource) open() (*Image, error) {
 		return Open(s.Name)
 	}
 	m := &Image{src: s.Remote, path: s.Name, stored: s.Size}
-	m.system = sync.OnceValues(m.root)
+	m.system = sync.OnceValues(m.openRoot)
 	if err := m.read(); err != nil {
 		m.Close()
 		return nil, fmt.Errorf("reading image %s: %w", s.Name, err)

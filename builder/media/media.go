@@ -121,7 +121,7 @@ func openWith(path string, flag int, ready func(*os.File) error) (*Image, error)
 // readFile reads the description of an image from an open file. It never closes the file.
 func readFile(f *os.File, path string) (*Image, error) {
 	m := &Image{f: f, src: f, path: path}
-	m.system = sync.OnceValues(m.root)
+	m.system = sync.OnceValues(m.openRoot)
 	if err := m.read(); err != nil {
 		if m.z != nil {
 			m.z.Close()

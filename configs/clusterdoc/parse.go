@@ -45,7 +45,7 @@ func Read(doc *configs.Document) (*File, error) {
 		f.Kubeadm, f.Warnings, probs = kubeadm.ReadAfter(doc.File, doc.More, f.KubernetesVersion)
 		doc.Probs = append(doc.Probs, probs...)
 		if proxy := f.Kubeadm.Of("KubeProxyConfiguration"); proxy != nil && f.KubeProxy.Mode == "none" {
-			doc.Problem(proxy, "KubeProxyConfiguration", "has no effect with kubeProxy.mode none: remove it")
+			doc.Addf(proxy, "KubeProxyConfiguration", "has no effect with kubeProxy.mode none: remove it")
 		}
 		for _, w := range append(f.warnings(), f.withoutDNS()...) {
 			at := doc.Find(w.Path)

@@ -67,28 +67,28 @@ func (form *form) check(d *strict.Document, n *yaml.Node, path string) {
 	case yamltree.IsNull(n) || form.value == "any":
 	case form.value != "":
 		if !fits(n, form.value) {
-			d.Problem(n, path, "must be %s, not %s", valueWords[form.value], shownValue(n, form.value))
+			d.Addf(n, path, "must be %s, not %s", valueWords[form.value], shownValue(n, form.value))
 		}
 	case item != nil && n.Kind == yaml.SequenceNode:
 		for i, v := range n.Content {
 			item.check(d, v, fmt.Sprintf("%s[%d]", path, i))
 		}
 	case item != nil:
-		d.Problem(n, path, "must be a list (each item on its own line after \"- \"), not %s", strict.Shape(n))
+		d.Addf(n, path, "must be a list (each item on its own line after \"- \"), not %s", strict.Shape(n))
 	case n.Kind != yaml.MappingNode:
-		d.Problem(n, path, "must be a mapping, not %s", strict.Shape(n))
+		d.Addf(n, path, "must be a mapping, not %s", strict.Shape(n))
 	default:
 		for i := 0; i+1 < len(n.Content); i += 2 {
 			key, value := n.Content[i], n.Content[i+1]
 			switch sub := form.fields[key.Value]; {
 			case key.Value == "<<":
-				d.Problem(key, path, "merge keys (<<) are not read; write the fields out")
+				d.Addf(key, path, "merge keys (<<) are not read; write the fields out")
 			case anyKey != nil:
 				anyKey.check(d, value, strict.KeyPath(path, key.Value))
 			case sub != nil:
 				sub.check(d, value, strict.Join(path, key.Value))
 			default:
-				d.Problem(key, strict.Join(path, key.Value), "unknown field in Kubernetes v1.%d%s", formsOf, strict.DidYouMean(key.Value, slices.Sorted(maps.Keys(form.fields))))
+				d.Addf(key, strict.Join(path, key.Value), "unknown field in Kubernetes v1.%d%s", formsOf, strict.DidYouMean(key.Value, slices.Sorted(maps.Keys(form.fields))))
 			}
 		}
 	}

@@ -161,7 +161,7 @@ func ReadAfter(file string, roots []*yaml.Node, kubernetes string) (docs Documen
 	for _, root := range roots {
 		d := strict.New(file, root, strict.DefaultLimits)
 		if root.Kind != yaml.MappingNode {
-			d.Problem(root, "", "expected a document of kubeadm (a mapping with apiVersion and kind), got %s", strict.Shape(root))
+			d.Addf(root, "", "expected a document of kubeadm (a mapping with apiVersion and kind), got %s", strict.Shape(root))
 			probs = append(probs, d.Probs...)
 			continue
 		}
@@ -177,7 +177,7 @@ func ReadAfter(file string, roots []*yaml.Node, kubernetes string) (docs Documen
 			}
 		}
 		if first := docs.Of(d.Kind); first != nil && Versions[d.Kind] != "" {
-			d.Problem(root, d.Kind, "a second %s begins here; the first is on line %d: put both into one", d.Kind, first.Line)
+			d.Addf(root, d.Kind, "a second %s begins here; the first is on line %d: put both into one", d.Kind, first.Line)
 		}
 		probs = append(probs, d.Probs...)
 		docs = append(docs, Document{d.Kind, root})
@@ -209,7 +209,7 @@ func ReadText(text string) (docs Documents, probs strict.Problems) {
 			}
 		}
 		if docs.Of(d.Kind) != nil {
-			d.Problem(d.Root, d.Kind, "a second %s begins here", d.Kind)
+			d.Addf(d.Root, d.Kind, "a second %s begins here", d.Kind)
 		}
 		probs = append(probs, d.Probs...)
 		docs = append(docs, Document{d.Kind, d.Root})
@@ -233,26 +233,26 @@ func readable(d *strict.Document) bool {
 	wantGroup, _, _ := strings.Cut(want, "/")
 	switch {
 	case d.Kind == "" || version == "":
-		d.Problem(d.Root, "", "a document after the Cluster must have apiVersion and kind; kubeadm's and its components' may follow: %s", strings.Join(slices.Sorted(maps.Keys(Versions)), ", "))
+		d.Addf(d.Root, "", "a document after the Cluster must have apiVersion and kind; kubeadm's and its components' may follow: %s", strings.Join(slices.Sorted(maps.Keys(Versions)), ", "))
 		return false
 	case strings.HasPrefix(version, "edgebake.io/"):
-		d.Problem(at("kind"), "kind", "a second edgebake document (%s) begins here; put each into its own file", strict.Shorten(d.Kind))
+		d.Addf(at("kind"), "kind", "a second edgebake document (%s) begins here; put each into its own file", strict.Shorten(d.Kind))
 		return false
 	case elsewhere[d.Kind] != "":
-		d.Problem(at("kind"), "kind", "%s cannot be part of a Cluster: %s", d.Kind, elsewhere[d.Kind])
+		d.Addf(at("kind"), "kind", "%s cannot be part of a Cluster: %s", d.Kind, elsewhere[d.Kind])
 		return false
 	case !known:
-		d.Problem(at("kind"), "kind", "unknown document %s of %s%s; want one of %s; Kubernetes objects go into files listed in manifests", strict.Shorten(d.Kind), strict.Shorten(version),
+		d.Addf(at("kind"), "kind", "unknown document %s of %s%s; want one of %s; Kubernetes objects go into files listed in manifests", strict.Shorten(d.Kind), strict.Shorten(version),
 			strict.DidYouMean(d.Kind, slices.Sorted(maps.Keys(Versions))), strings.Join(slices.Sorted(maps.Keys(Versions)), ", "))
 		return false
 	case group != wantGroup:
-		d.Problem(at("apiVersion"), d.Kind+".apiVersion", "%s belongs to %s, not %s", d.Kind, want, strict.Shorten(version))
+		d.Addf(at("apiVersion"), d.Kind+".apiVersion", "%s belongs to %s, not %s", d.Kind, want, strict.Shorten(version))
 	case version != want:
 		hint := ""
 		if group == "kubeadm.k8s.io" {
 			hint = ": `kubeadm config migrate --old-config OLD --new-config NEW` rewrites it"
 		}
-		d.Problem(at("apiVersion"), d.Kind+".apiVersion", "%s is not supported: edgebake writes %s, and fields may mean other things in other versions%s", strict.Shorten(version), want, hint)
+		d.Addf(at("apiVersion"), d.Kind+".apiVersion", "%s is not supported: edgebake writes %s, and fields may mean other things in other versions%s", strict.Shorten(version), want, hint)
 		return false // for another version, every field would be reported
 	}
 	return true
@@ -274,9 +274,9 @@ func ownedArguments(d *strict.Document, persons bool) {
 			path := fmt.Sprintf("%s.%s[%d].name", d.Kind, list, i)
 			switch {
 			case strings.HasPrefix(name, "-"):
-				d.Problem(yamltree.Value(item, "name"), path, "leave the dashes out: %q", strings.TrimLeft(name, "-"))
+				d.Addf(yamltree.Value(item, "name"), path, "leave the dashes out: %q", strings.TrimLeft(name, "-"))
 			case slices.Contains(ownedArgs[list], name) && (persons || name != "node-ip"):
-				d.Problem(yamltree.Value(item, "name"), path, "--%s is set by edgebake and kubeadm: remove it", name)
+				d.Addf(yamltree.Value(item, "name"), path, "--%s is set by edgebake and kubeadm: remove it", name)
 			}
 		}
 	}
@@ -287,7 +287,7 @@ func ownedFields(d *strict.Document) {
 	owned := ownedByEdgebake[d.Kind]
 	for _, path := range slices.Sorted(maps.Keys(owned)) {
 		if n := yamltree.At(d.Root, path); n != nil && !yamltree.IsNull(n) {
-			d.Problem(n, d.Kind+"."+path, "is set by edgebake: %s; remove it here", owned[path])
+			d.Addf(n, d.Kind+"."+path, "is set by edgebake: %s; remove it here", owned[path])
 		}
 	}
 }
@@ -301,8 +301,8 @@ func certificateValidity(d *strict.Document) {
 	}
 	switch period, err := time.ParseDuration(n.Value); {
 	case err != nil:
-		d.Problem(n, d.Kind+"."+field, "%s is not a duration, e.g. 2160h", strict.Shorten(n.Value))
+		d.Addf(n, d.Kind+"."+field, "%s is not a duration, e.g. 2160h", strict.Shorten(n.Value))
 	case period < minCertificateValidity:
-		d.Problem(n, d.Kind+"."+field, "must be at least %dh, not %s: certificates are renewed when half of the time is over, and a machine may be off for the other half; set %dh or more", int(minCertificateValidity.Hours()), n.Value, int(minCertificateValidity.Hours()))
+		d.Addf(n, d.Kind+"."+field, "must be at least %dh, not %s: certificates are renewed when half of the time is over, and a machine may be off for the other half; set %dh or more", int(minCertificateValidity.Hours()), n.Value, int(minCertificateValidity.Hours()))
 	}
 }

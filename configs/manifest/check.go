@@ -60,25 +60,25 @@ func Check(file string, data []byte) strict.Problems {
 // checkObject reports why an object can never be applied.
 func checkObject(d *strict.Document, root *yaml.Node) {
 	if root.Kind != yaml.MappingNode {
-		d.Problem(root, "", "expected a Kubernetes object (a mapping with apiVersion and kind), got %s", strict.Shape(root))
+		d.Addf(root, "", "expected a Kubernetes object (a mapping with apiVersion and kind), got %s", strict.Shape(root))
 		return
 	}
 	for _, key := range []string{"apiVersion", "kind"} {
 		switch n := yamltree.Value(root, key); {
 		case n == nil || yamltree.IsNull(n):
-			d.Problem(root, key, "is missing")
+			d.Addf(root, key, "is missing")
 		case n.Kind != yaml.ScalarNode || n.ShortTag() != "!!str":
-			d.Problem(n, key, "must be a string")
+			d.Addf(n, key, "must be a string")
 		}
 	}
 	if strings.HasPrefix(yamltree.Text(yamltree.Value(root, "apiVersion")), "edgebake.io/") {
-		d.Problem(yamltree.Value(root, "apiVersion"), "apiVersion", "an edgebake document is not a Kubernetes object")
+		d.Addf(yamltree.Value(root, "apiVersion"), "apiVersion", "an edgebake document is not a Kubernetes object")
 		return
 	}
 	if strings.HasSuffix(yamltree.Text(yamltree.Value(root, "kind")), "List") && yamltree.Value(root, "items") != nil {
 		items := yamltree.Value(root, "items")
 		if items.Kind != yaml.SequenceNode {
-			d.Problem(items, "items", "must be a list")
+			d.Addf(items, "items", "must be a list")
 			return
 		}
 		for _, item := range items.Content {
@@ -89,11 +89,11 @@ func checkObject(d *strict.Document, root *yaml.Node) {
 	name := yamltree.At(root, "metadata.name")
 	switch {
 	case name == nil && yamltree.At(root, "metadata.generateName") != nil:
-		d.Problem(yamltree.At(root, "metadata.generateName"), "metadata.generateName", "would make another object each time it is applied; set metadata.name")
+		d.Addf(yamltree.At(root, "metadata.generateName"), "metadata.generateName", "would make another object each time it is applied; set metadata.name")
 	case name == nil || yamltree.IsNull(name):
-		d.Problem(root, "metadata.name", "is missing")
+		d.Addf(root, "metadata.name", "is missing")
 	case name.Kind != yaml.ScalarNode || name.ShortTag() != "!!str" || name.Value == "":
-		d.Problem(name, "metadata.name", "must be a string that is not empty")
+		d.Addf(name, "metadata.name", "must be a string that is not empty")
 	}
 }
 
@@ -121,12 +121,12 @@ func Decodes(d *strict.Document) bool {
 		return false
 	}
 	if key := complexKey(d.Root); key != nil {
-		d.Problem(key, "", "a key must be a plain word (%s)", Unrendered)
+		d.Addf(key, "", "a key must be a plain word (%s)", Unrendered)
 		return false
 	}
 	root := yamltree.Clone(d.Root) // a copy, because problems quote the original text
 	if bad := yamltree.AsKubectl(root); bad != nil {
-		d.Problem(bad, "", "objects are sent as JSON, which cannot represent %s here", bad.Value)
+		d.Addf(bad, "", "objects are sent as JSON, which cannot represent %s here", bad.Value)
 		return false
 	}
 	if faults(d, root) { // in kubectl's types, more keys may be equal
@@ -143,7 +143,7 @@ func Decodes(d *strict.Document) bool {
 			typeError(d, e)
 		}
 	default:
-		d.Report(strict.SyntaxProblem(d.File, nil, err))
+		d.Add(strict.SyntaxProblem(d.File, nil, err))
 	}
 	return false
 }
@@ -153,7 +153,7 @@ func Decodes(d *strict.Document) bool {
 func faults(d *strict.Document, root *yaml.Node) bool {
 	found := yamltree.Check(root)
 	for _, f := range found {
-		d.Report(strict.FaultProblem(d.File, f))
+		d.Add(strict.FaultProblem(d.File, f))
 	}
 	return len(found) > 0
 }
@@ -168,5 +168,5 @@ func typeError(d *strict.Document, text string) {
 			p.Line, p.Msg = n, msg
 		}
 	}
-	d.Report(p)
+	d.Add(p)
 }

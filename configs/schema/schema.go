@@ -49,7 +49,7 @@ const maxPlaces = 8
 
 // placesOf returns the paths of all fields whose path ends in end. The shortest path comes first.
 func placesOf(end string) (places []string) {
-	end = strings.ToLower(strict.WithoutIndices(end))
+	end = strings.ToLower(strict.SchemaPath(end))
 	var look func(f *Field)
 	look = func(f *Field) {
 		if strings.HasSuffix(strings.ToLower(f.Path), "."+end) {

@@ -24,7 +24,7 @@ func (d *Document) DecodeInto(into any) {
 func (d *Document) decode(n *yaml.Node, v reflect.Value, path string) {
 	if d.nodes++; d.nodes > d.limits.Nodes {
 		if d.nodes == d.limits.Nodes+1 {
-			d.Problem(n, path, "the document is too large: with its aliases it has more than %d values", d.limits.Nodes)
+			d.Addf(n, path, "the document is too large: with its aliases it has more than %d values", d.limits.Nodes)
 		}
 		return
 	}
@@ -64,7 +64,7 @@ func (d *Document) structure(n *yaml.Node, v reflect.Value, path string) {
 		return
 	}
 	if n.Kind != yaml.MappingNode {
-		d.Problem(n, path, "must be a mapping (%s), not %s", strings.Join(FieldNames(v.Type()), ", "), Shape(n))
+		d.Addf(n, path, "must be a mapping (%s), not %s", strings.Join(FieldNames(v.Type()), ", "), Shape(n))
 		return
 	}
 	seen := map[string]int{}
@@ -73,15 +73,15 @@ func (d *Document) structure(n *yaml.Node, v reflect.Value, path string) {
 		name := key.Value
 		sub := Join(path, name)
 		if key.Kind != yaml.ScalarNode {
-			d.Problem(key, path, "a field's name must be a plain word")
+			d.Addf(key, path, "a field's name must be a plain word")
 			continue
 		}
 		if name == "<<" {
-			d.Problem(key, path, "merge keys (<<) are not read; write the fields out")
+			d.Addf(key, path, "merge keys (<<) are not read; write the fields out")
 			continue
 		}
 		if line, twice := seen[name]; twice {
-			d.Problem(key, sub, "is given twice; first on line %d", line)
+			d.Addf(key, sub, "is given twice; first on line %d", line)
 			continue
 		}
 		seen[name] = key.Line
@@ -91,7 +91,7 @@ func (d *Document) structure(n *yaml.Node, v reflect.Value, path string) {
 			continue
 		}
 		if !ok {
-			d.Problem(key, sub, "unknown field%s", d.hint(name, v.Type()))
+			d.Addf(key, sub, "unknown field%s", d.hint(name, v.Type()))
 			d.Probs[len(d.Probs)-1].meant = d.meant(name, path, v.Type())
 			continue
 		}
@@ -99,7 +99,7 @@ func (d *Document) structure(n *yaml.Node, v reflect.Value, path string) {
 		d.decode(val, into, sub)
 		// After decoding, 0 cannot be distinguished from a missing field.
 		if low, high, ok := bounds(f); ok && low > 0 && into.IsZero() && val.ShortTag() == "!!int" {
-			d.Problem(val, sub, "must be from %d to %d, not 0", low, high)
+			d.Addf(val, sub, "must be from %d to %d, not 0", low, high)
 		}
 	}
 }
@@ -113,7 +113,7 @@ func (d *Document) list(n *yaml.Node, v reflect.Value, path string) {
 		if n.Kind == yaml.ScalarNode && n.Style == 0 && strings.HasPrefix(n.Value, "-") {
 			what += `; a space is missing after the "-"`
 		}
-		d.Problem(n, path, "must be a list (each item on its own line after \"- \"), not %s", what)
+		d.Addf(n, path, "must be a list (each item on its own line after \"- \"), not %s", what)
 		return
 	}
 	most := d.limits.Items
@@ -121,7 +121,7 @@ func (d *Document) list(n *yaml.Node, v reflect.Value, path string) {
 		most = more
 	}
 	if len(n.Content) > most {
-		d.Problem(n, path, "has %d items: want at most %d", len(n.Content), most)
+		d.Addf(n, path, "has %d items: want at most %d", len(n.Content), most)
 		return
 	}
 	s := reflect.MakeSlice(v.Type(), len(n.Content), len(n.Content))
@@ -131,7 +131,7 @@ func (d *Document) list(n *yaml.Node, v reflect.Value, path string) {
 		}
 		sub := fmt.Sprintf("%s[%d]", path, i)
 		if yamltree.IsNull(item) {
-			d.Problem(item, sub, "is empty")
+			d.Addf(item, sub, "is empty")
 			continue
 		}
 		d.decode(item, s.Index(i), sub)
@@ -144,7 +144,7 @@ func (d *Document) mapping(n *yaml.Node, v reflect.Value, path string) {
 		return
 	}
 	if n.Kind != yaml.MappingNode {
-		d.Problem(n, path, "must be a mapping of names to values, not %s", Shape(n))
+		d.Addf(n, path, "must be a mapping of names to values, not %s", Shape(n))
 		return
 	}
 	m := reflect.MakeMap(v.Type())
@@ -152,16 +152,16 @@ func (d *Document) mapping(n *yaml.Node, v reflect.Value, path string) {
 		key, val := n.Content[i], n.Content[i+1]
 		sub := KeyPath(path, key.Value)
 		if key.Kind == yaml.ScalarNode && key.Value == "<<" {
-			d.Problem(key, path, "merge keys (<<) are not read; write the fields out")
+			d.Addf(key, path, "merge keys (<<) are not read; write the fields out")
 			continue
 		}
 		if key.Kind != yaml.ScalarNode {
-			d.Problem(key, path, "a name must be a plain word")
+			d.Addf(key, path, "a name must be a plain word")
 			continue
 		}
 		k := reflect.ValueOf(key.Value)
 		if m.MapIndex(k).IsValid() {
-			d.Problem(key, sub, "is given twice")
+			d.Addf(key, sub, "is given twice")
 			continue
 		}
 		e := reflect.New(v.Type().Elem()).Elem()
@@ -180,7 +180,7 @@ func (d *Document) scalar(n *yaml.Node, v reflect.Value, path string, secret boo
 		if n.Kind == yaml.MappingNode && n.Style&yaml.FlowStyle != 0 && len(n.Content) > 0 && n.Content[0].Kind == yaml.MappingNode {
 			shown += `; a value that begins with {{ needs quotes`
 		}
-		d.Problem(n, path, "must be %s, not %s", wanted(v), shown)
+		d.Addf(n, path, "must be %s, not %s", wanted(v), shown)
 		return
 	}
 	tag := n.ShortTag()
@@ -203,7 +203,7 @@ func (d *Document) scalar(n *yaml.Node, v reflect.Value, path string, secret boo
 		ok = tag == "!!int" && n.Decode(v.Addr().Interface()) == nil
 	}
 	if !ok {
-		d.Problem(n, path, "must be %s, not %s", wanted(v), shown)
+		d.Addf(n, path, "must be %s, not %s", wanted(v), shown)
 	}
 }
 

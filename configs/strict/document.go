@@ -77,7 +77,7 @@ func Read(file string, data []byte, f *Format) (*Document, Problems) {
 		if n == nil {
 			n = &yaml.Node{Line: 1, Column: 1}
 		}
-		d.Problem(n, path, format, args...)
+		d.Addf(n, path, format, args...)
 		return nil, d.Probs
 	}
 	if len(docs) == 0 {
@@ -163,7 +163,7 @@ func (d *Document) Parse(kind string, into any, validate func() Problems) error 
 	}
 	undecoded := d.Probs
 	for _, p := range validate() {
-		d.Found(undecoded, p)
+		d.AddValidation(undecoded, p)
 	}
 	return d.Err()
 }
@@ -171,9 +171,9 @@ func (d *Document) Parse(kind string, into any, validate func() Problems) error 
 // Overflowed reports whether the document has too many values or too many problems.
 func (d *Document) Overflowed() bool { return d.untold > 0 || d.nodes > d.limits.Nodes }
 
-// Found adds a problem of validation, with its position. It ignores a problem that is caused by an
-// earlier one in undecoded: the field could not be decoded, or its name was misspelt.
-func (d *Document) Found(undecoded Problems, p Problem) {
+// AddValidation adds a problem of validation, with its position. It ignores a problem that is caused
+// by an earlier one in undecoded: the field could not be decoded, or its name was misspelt.
+func (d *Document) AddValidation(undecoded Problems, p Problem) {
 	if slices.ContainsFunc(undecoded, func(u Problem) bool {
 		return Covers(u.Path, p.Path) || !d.Has(u.meant) && Covers(u.meant, p.Path)
 	}) {
@@ -253,20 +253,20 @@ func firstStep(path string) (name string, index int, rest string) {
 	return name, index, strings.TrimPrefix(strings.TrimPrefix(rest, "]"), ".")
 }
 
-// Problem reports a problem of the field at path, at the position of n.
-func (d *Document) Problem(n *yaml.Node, path, format string, args ...any) {
+// Addf adds a problem of the field at path, at the position of n.
+func (d *Document) Addf(n *yaml.Node, path, format string, args ...any) {
 	if d.Full() {
 		d.untold++
 		return
 	}
-	d.Report(Problem{File: d.File, Line: n.Line, Col: n.Column, Path: path, Msg: fmt.Sprintf(format, args...)})
+	d.Add(Problem{File: d.File, Line: n.Line, Col: n.Column, Path: path, Msg: fmt.Sprintf(format, args...)})
 }
 
 // Full reports whether the limit of problems is reached. Further problems are only counted.
 func (d *Document) Full() bool { return len(d.Probs) >= MaxProblems && !d.All }
 
-// Report adds a problem. If the limit is reached, it only counts it.
-func (d *Document) Report(p Problem) {
+// Add adds a problem. If the limit is reached, it only counts it.
+func (d *Document) Add(p Problem) {
 	if d.Full() {
 		d.untold++
 		return

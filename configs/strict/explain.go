@@ -47,13 +47,13 @@ type schemaNode struct {
 // [], which means any index in the reference.
 var pathIndex = regexp.MustCompile(`\[(?:\d+|"[^"]*")?\]`)
 
-// WithoutIndices returns a path without indexes and keys.
-func WithoutIndices(path string) string { return pathIndex.ReplaceAllString(path, "") }
+// SchemaPath returns a path without indexes and keys.
+func SchemaPath(path string) string { return pathIndex.ReplaceAllString(path, "") }
 
 // Explain describes the field at a path, such as "site.network.interfaces", from the schema of a
 // kind of document. It ignores indexes, so that paths of problems can be used.
 func Explain(schema []byte, path string) (*FieldDoc, error) {
-	kind, rest, _ := strings.Cut(WithoutIndices(path), ".")
+	kind, rest, _ := strings.Cut(SchemaPath(path), ".")
 	kind = strings.ToLower(kind)
 	var root schemaNode
 	if err := json.Unmarshal(schema, &root); err != nil {

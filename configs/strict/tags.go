@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"maps"
 	"reflect"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -48,11 +47,6 @@ func FieldPaths[T any]() []string {
 	})
 	return paths
 }
-
-// SchemaPath returns a path without the indexes of lists.
-func SchemaPath(path string) string { return listIndex.ReplaceAllString(path, "") }
-
-var listIndex = regexp.MustCompile(`\[\d*\]`)
 
 // walkTypes calls visit for each field that Walk can visit in a value of type t. In the paths, "[]"
 // is a placeholder for an index.
