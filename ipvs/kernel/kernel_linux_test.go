@@ -181,6 +181,8 @@ func TestSocketsTo(t *testing.T) {
 		if err != nil {
 			desk.Lacks(t, "this kernel has no socket diagnosis: %v", err)
 		}
+		// Another program may connect to a port that was its own server's before.
+		got = slices.DeleteFunc(got, func(c Conn) bool { return c.Virtual == addr && !slices.Contains(want, c) })
 		order := func(a, b Conn) int { return a.Client.Compare(b.Client) }
 		slices.SortFunc(got, order)
 		slices.SortFunc(want, order)
