@@ -34,6 +34,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/tree"
 	"github.com/edgebake/edgebake/test/buildtest"
+	"github.com/edgebake/edgebake/test/desk"
 	"github.com/edgebake/edgebake/test/imagetest"
 	"github.com/klauspost/compress/zstd"
 	spdxjson "github.com/spdx/tools-golang/json"
@@ -786,9 +787,11 @@ func TestDoubleBuild(t *testing.T) {
 					}
 				}
 				// Another user may be unable to read the test program at its own path.
-				if err := copyFile(exe, copied); err != nil {
+				program, err := os.ReadFile(exe)
+				if err != nil {
 					t.Fatal(err)
 				}
+				desk.WriteProgram(t, copied, string(program))
 				cmd.Args[len(cmd.Args)-1] = copied
 				cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: v.uid, Gid: v.uid}}
 				openUp(t, out, p.dir)
@@ -858,14 +861,6 @@ func openUp(t *testing.T, paths ...string) {
 			}
 		}
 	}
-}
-
-func copyFile(from, to string) error {
-	b, err := os.ReadFile(from)
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(to, b, 0o755)
 }
 
 // digestOf hashes a file's non-zero chunks with their offsets.

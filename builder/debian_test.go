@@ -40,9 +40,7 @@ case "$*" in
 esac
 `
 	for name, body := range map[string]string{"mmdebstrap": script, "newuidmap": "#!/bin/sh\n", "apt-get": "#!/bin/sh\n"} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(body), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		desk.WriteProgram(t, filepath.Join(dir, name), body)
 	}
 	t.Setenv("PATH", dir+string(os.PathListSeparator)+os.Getenv("PATH"))
 }
@@ -390,9 +388,7 @@ func TestKeyringChanges(t *testing.T) {
 	}
 	look := `for a; do case "$a" in --keyring=*) k=${a#--keyring=}; echo "$(basename "$k") $(stat -c %a "$k") $(cat "$k")" > "` + p.dir + `/given";; esac; done
 case "$*"`
-	if err := os.WriteFile(tool, []byte(strings.Replace(string(script), `case "$*"`, look, 1)), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	desk.WriteProgram(t, tool, strings.Replace(string(script), `case "$*"`, look, 1))
 	b := start(t, p.image(t), p.options(""))
 	if err := os.WriteFile(path, []byte("key two"), 0o600); err != nil {
 		t.Fatal(err)

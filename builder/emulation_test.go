@@ -9,6 +9,7 @@ import (
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/test/buildtest"
+	"github.com/edgebake/edgebake/test/desk"
 )
 
 // runsForeign makes this computer appear able or unable to run programs of other architectures.
@@ -19,9 +20,7 @@ func runsForeign(t *testing.T, yes bool) {
 		code = "0"
 	}
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "arch-test"), []byte("#!/bin/sh\nexit "+code+"\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	desk.WriteProgram(t, filepath.Join(dir, "arch-test"), "#!/bin/sh\nexit "+code+"\n")
 	t.Setenv("PATH", dir+string(os.PathListSeparator)+os.Getenv("PATH"))
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/builder/plan"
 	"github.com/edgebake/edgebake/test/buildtest"
+	"github.com/edgebake/edgebake/test/desk"
 )
 
 // otherGo puts a fake go on PATH, which copies program instead of compiling. is sets the release of
@@ -33,9 +34,7 @@ mod) printf 'module m\n\ngo 1.26.0\n' >%[1]s/mod; echo '{"GoMod": "%[1]s/mod"}' 
 build) while [ "$1" != -o ]; do shift; done; cp %[4]s "$2" ;;
 esac
 `, dir, release, requires, program)
-		if err := os.WriteFile(filepath.Join(dir, "go"), []byte(script), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		desk.WriteProgram(t, filepath.Join(dir, "go"), script)
 		if err := os.WriteFile(log, nil, 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -82,9 +81,7 @@ func TestLockNamesGo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(p.dir, "programs/firstboot"), firstboot, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	desk.WriteProgram(t, filepath.Join(p.dir, "programs/firstboot"), string(firstboot))
 	out := filepath.Join(t.TempDir(), "a.raw")
 	made, err := p.build(t, out)
 	if err != nil {
@@ -234,18 +231,14 @@ list)
 *) exit 1 ;;
 esac
 `, dir, runtime.Version())
-	if err := os.WriteFile(filepath.Join(dir, "go"), []byte(script), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	desk.WriteProgram(t, filepath.Join(dir, "go"), script)
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 	p := newProject(t, buildtest.Base(), func(s string) string {
 		return strings.NewReplacer("file: {dir: programs}", "goModule: {}", "version: v1.36.3", "version: v1.36.99", "version: 2.2.9", "version: 2.2.99").Replace(toDebian(s))
 	})
 	standIn(t, p)
 	aptGet := strings.Split(os.Getenv("PATH"), ":")[0] + "/apt-get"
-	if err := os.WriteFile(aptGet, []byte("#!/bin/sh\ncase $* in *install*) echo 'E: Unable to locate package tcpdump' >&2; exit 100 ;; esac\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	desk.WriteProgram(t, aptGet, "#!/bin/sh\ncase $* in *install*) echo 'E: Unable to locate package tcpdump' >&2; exit 100 ;; esac\n")
 	_, err := p.build(t, filepath.Join(t.TempDir(), "a.raw"))
 	for _, want := range []string{
 		"kubernetes.version: the Go module proxy has no k8s.io/kubernetes v1.36.99: the newest is v1.37.2, the newest of that minor version is v1.36.3",

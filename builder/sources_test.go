@@ -25,6 +25,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk/file"
 	"github.com/edgebake/edgebake/ondisk/tree"
 	"github.com/edgebake/edgebake/test/buildtest"
+	"github.com/edgebake/edgebake/test/desk"
 	"github.com/edgebake/edgebake/test/imagetest"
 )
 
@@ -358,9 +359,7 @@ func TestOldGo(t *testing.T) {
 	bin := t.TempDir()
 	goes := func(version string) {
 		script := "#!/bin/sh\n[ \"$1\" = version ] && { echo 'go version " + version + " linux/amd64'; exit; }\necho 'go.mod:3: invalid go version' >&2\nexit 1\n"
-		if err := os.WriteFile(filepath.Join(bin, "go"), []byte(script), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		desk.WriteProgram(t, filepath.Join(bin, "go"), script)
 	}
 	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
 	p := newProject(t, buildtest.Base(), func(s string) string {
@@ -393,9 +392,7 @@ func TestOldGo(t *testing.T) {
 func TestAgentsLeaveNothing(t *testing.T) {
 	bin, tmp, outs := t.TempDir(), t.TempDir(), t.TempDir()
 	script := "#!/bin/sh\n[ \"$1\" = version ] && exit\nmkdir -p \"${GOTMPDIR:-$TMPDIR}/go-build$1\"\n[ \"$1\" != build ]\n"
-	if err := os.WriteFile(filepath.Join(bin, "go"), []byte(script), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	desk.WriteProgram(t, filepath.Join(bin, "go"), script)
 	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
 	t.Setenv("TMPDIR", tmp)
 	t.Setenv("GOTMPDIR", "")
@@ -495,9 +492,7 @@ func TestAgentFollowsItsSource(t *testing.T) {
 			t.Fatal(err)
 		}
 		program := filepath.Join(t.TempDir(), "firstboot")
-		if err := os.WriteFile(program, made, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		desk.WriteProgram(t, program, string(made))
 		if out, err := exec.Command(program).CombinedOutput(); err != nil || strings.TrimSpace(string(out)) != says {
 			t.Errorf("the program of build %d printed %q, %v; want %q", i, out, err, says)
 		}

@@ -774,9 +774,7 @@ func TestDebianVersion(t *testing.T) {
 // builds are not checked.
 func TestCheckRelease(t *testing.T) {
 	said := filepath.Join(t.TempDir(), "firstboot")
-	if err := os.WriteFile(said, []byte("#!/bin/sh\necho firstboot 0.2.0\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	desk.WriteProgram(t, said, "#!/bin/sh\necho firstboot 0.2.0\n")
 	for v, ok := range map[string]bool{"0.2.0": true, "0.1.0": false} {
 		if err := (&packages{version: v}).checkRelease(t.Context(), said); (err == nil) != ok {
 			t.Errorf("%s: %v", v, err)

@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/edgebake/edgebake/test/desk"
 )
 
 func TestScratchGoModStandsInForTheModulesOwn(t *testing.T) {
@@ -123,9 +125,7 @@ func TestGoBuildRejectsExperiments(t *testing.T) {
 func TestGoLeavesNothing(t *testing.T) {
 	bin, tmp := t.TempDir(), t.TempDir()
 	script := "#!/bin/sh\n[ \"$1\" = version ] && exit\nmkdir -p \"${GOTMPDIR:-$TMPDIR}/go-build$1\"\n[ \"$1\" = env ] && echo go1.26.0\n"
-	if err := os.WriteFile(filepath.Join(bin, "go"), []byte(script), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	desk.WriteProgram(t, filepath.Join(bin, "go"), script)
 	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
 	t.Setenv("TMPDIR", tmp)
 	t.Setenv("GOTMPDIR", "")
@@ -222,9 +222,7 @@ func TestGoBuildIsTheSameEverywhere(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(prog, b, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	desk.WriteProgram(t, prog, string(b))
 	if out, err := exec.Command(prog).CombinedOutput(); err != nil || string(out) != "7\n" {
 		t.Errorf("the program printed %q, %v", out, err)
 	}
@@ -284,9 +282,7 @@ func TestGoWithoutRoom(t *testing.T) {
 	for _, stream := range []string{"1", "2"} {
 		dir := t.TempDir()
 		path := filepath.Join(dir, "go")
-		if err := os.WriteFile(path, []byte("#!/bin/sh\necho compile: writing output: write x.a: no space left on device >&"+stream+"\nexit 1\n"), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		desk.WriteProgram(t, path, "#!/bin/sh\necho compile: writing output: write x.a: no space left on device >&"+stream+"\nexit 1\n")
 		g := &goTool{path: path, arch: "amd64", log: io.Discard}
 		_, err := g.run(t.Context(), dir, "build", "-o", "x")
 		if !NoSpace(err) || !strings.Contains(err.Error(), "edgebake cache prune") {

@@ -26,6 +26,7 @@ import (
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/imageref"
 	"github.com/edgebake/edgebake/ondisk/store"
+	"github.com/edgebake/edgebake/test/desk"
 	"github.com/edgebake/edgebake/test/imagetest"
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
@@ -838,9 +839,7 @@ func TestAuthFile(t *testing.T) {
 	s := serve(t, newLayout(t, small("edgebake.test/a:1", "a")), httptest.NewServer)
 	s.auth = "robot:hunter2"
 	helper := filepath.Join(t.TempDir(), "docker-credential-edgebake-test")
-	if err := os.WriteFile(helper, []byte("#!/bin/sh\nread server\n[ \"$server\" = "+s.host+" ] && echo '{\"Username\":\"robot\",\"Secret\":\"hunter2\"}' || { echo 'credentials not found in native keychain'; exit 1; }\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	desk.WriteProgram(t, helper, "#!/bin/sh\nread server\n[ \"$server\" = "+s.host+" ] && echo '{\"Username\":\"robot\",\"Secret\":\"hunter2\"}' || { echo 'credentials not found in native keychain'; exit 1; }\n")
 	t.Setenv("PATH", filepath.Dir(helper)+":"+os.Getenv("PATH"))
 	write := func(doc string) string {
 		name := filepath.Join(t.TempDir(), "config.json")

@@ -148,9 +148,7 @@ func TestFindFirmware(t *testing.T) {
 func program(t *testing.T, script string) Program {
 	t.Helper()
 	p := filepath.Join(t.TempDir(), "qemu")
-	if err := os.WriteFile(p, []byte("#!/bin/sh\n"+script), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	desk.WriteProgram(t, p, "#!/bin/sh\n"+script)
 	return Program{Path: p, Version: Version{8, 0}}
 }
 

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/edgebake/edgebake/test/buildtest"
+	"github.com/edgebake/edgebake/test/desk"
 	"github.com/spf13/cobra"
 )
 
@@ -48,9 +49,7 @@ func debianOf(t *testing.T, base string) {
 	t.Helper()
 	bin := t.TempDir()
 	for tool, script := range map[string]string{"mmdebstrap": "#!/bin/sh\necho >>'" + base + ".made'\nexec cat '" + base + "'\n", "newuidmap": "#!/bin/sh\n", "apt-get": "#!/bin/sh\n"} {
-		if err := os.WriteFile(filepath.Join(bin, tool), []byte(script), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		desk.WriteProgram(t, filepath.Join(bin, tool), script)
 	}
 	t.Setenv("PATH", bin+string(os.PathListSeparator)+os.Getenv("PATH"))
 }

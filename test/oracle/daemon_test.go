@@ -17,6 +17,7 @@ import (
 	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/ondisk/store"
+	"github.com/edgebake/edgebake/test/desk"
 	"github.com/edgebake/edgebake/test/imagetest"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
@@ -80,9 +81,7 @@ func copyProgram(t *testing.T, from, to string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(to, b, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	desk.WriteProgram(t, to, string(b))
 }
 
 // runc compiles the runc in this module's go.mod.
