@@ -23,14 +23,14 @@ chmod 755 "$tmp" ${memory:+"$memory"} # some tests run programs as another user
 load=()
 child=
 end() {
-	trap '' INT TERM HUP # a second signal must not end this function
+	trap '' INT TERM HUP
 	kill "${load[@]}" 2>/dev/null || true
 	[ -z "$child" ] || kill -KILL -- "-$child" 2>/dev/null || true
-	chmod -R u+w "$tmp" ${memory:+"$memory"}
+	chmod -R u+w "$tmp" ${memory:+"$memory"} 2>/dev/null || true
 	rm -rf "$tmp" ${memory:+"$memory"}
 }
 trap end EXIT
-trap 'exit 130' INT TERM
+trap 'end; exit 130' INT TERM HUP # see test/unit.sh
 
 for ((i = 0; i < ${LOAD:-8}; i++)); do
 	(while :; do :; done) &

@@ -10,11 +10,11 @@ summary=()
 missed=
 child=
 
-# finish prints the result of each step.
+# finish STATUS prints the result of each step, and exits.
 finish() {
-	local status=$?
+	trap '' INT TERM HUP
 	trap - EXIT
-	trap '' INT TERM HUP # a second signal must not end this function
+	local status=$1
 	if [ -n "$child" ]; then # interrupted
 		kill -TERM -- "-$child" 2>/dev/null || true
 		for _ in {1..300}; do
@@ -33,8 +33,8 @@ finish() {
 	fi
 	exit $status
 }
-trap finish EXIT
-trap 'exit 130' INT TERM HUP
+trap 'finish $?' EXIT
+trap 'finish 130' INT TERM HUP # not exit, which would end a trap of EXIT that has begun
 
 # step NAME NEEDS COMMAND... runs a command and prints its duration. Its processes are a
 # group, which ends with this script.

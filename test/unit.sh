@@ -9,12 +9,12 @@ gib=$((1 << 20)) # in KiB
 files=
 child=
 end() {
-	trap '' INT TERM HUP # a second signal must not end this function
+	trap '' INT TERM HUP
 	[ -z "$child" ] || { kill -TERM "$child" && wait "$child"; } 2>/dev/null || true
 	[ -z "$files" ] || { chmod -R u+rwX "$files" && rm -rf "$files"; } 2>/dev/null || rm -rf "$files"
 }
 trap end EXIT
-trap 'exit 130' INT TERM HUP
+trap 'end; exit 130' INT TERM HUP # not only exit, which would end a trap of EXIT that has begun
 
 at=${TMPDIR:-/tmp}
 if [ -z "${TMPDIR:-}" ] && [ -w /dev/shm ] && [ "$(df --output=avail /dev/shm | tail -n 1)" -gt $((6 * gib)) ] &&

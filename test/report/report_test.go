@@ -116,7 +116,6 @@ func TestInterruptedTwice(t *testing.T) {
 	}
 	for len(ended) == 0 {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
-		time.Sleep(time.Millisecond)
 	}
 	if left, _ := os.ReadDir(files); len(left) > 0 {
 		t.Errorf("unit.sh left %s", left[0].Name())
