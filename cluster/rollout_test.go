@@ -407,7 +407,7 @@ func TestRolloutRings(t *testing.T) {
 	if got := strings.Join(f.updated(), " "); got != "c-1 c-2 s-1 s-2" {
 		t.Error(got)
 	}
-	if took := time.Since(began); took < 4*time.Second { // Ended has a precision of seconds
+	if took := time.Since(began); took < 5*time.Second { // Ended has a precision of seconds
 		t.Errorf("the ring soaked for %s", took)
 	}
 	first := slices.IndexFunc(f.told, func(l string) bool { return strings.HasPrefix(l, "s-") })

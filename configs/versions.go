@@ -95,8 +95,8 @@ func KubernetesWarning(version string) string {
 	return ""
 }
 
-// Warnings returns settings of a valid Image that are allowed but rarely correct. Each warning
-// begins with the field.
+// Warnings returns settings of a valid Image that are allowed but rarely correct. Each has the
+// path of its field.
 func (i *Image) Warnings() Problems {
 	var w Problems
 	minor, series := kubeadm.Minor(i.Kubernetes.Version), i.containerdSeries()

@@ -196,8 +196,7 @@ func showCA(ctx context.Context, e *machine.Env, s *configs.Site, masters []stri
 	return false, nil
 }
 
-// noTokenToMove is the error of a member whose Site names
-// another cluster but has no token for it.
+// noTokenToMove is the error of a member whose Site names another cluster but has no token for it.
 func noTokenToMove(e *machine.Env, s *configs.Site) error {
 	return run.NeedsPerson(fmt.Errorf("the Site names another cluster than the one this machine has joined, and has no token for it: the Site pins CA %s, the machine has CA %s",
 		strings.Join(s.CAPins(), ", "), strings.Join(member.EnrolledPins(e), ", ")),

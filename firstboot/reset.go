@@ -194,7 +194,7 @@ func resetToken(e *machine.Env, active *site.Active) error {
 }
 
 // resetIPVS stops ipvscare and removes its rules, its files and first boot's lines in /etc/hosts.
-// site may be nil.
+// s may be nil.
 func resetIPVS(ctx context.Context, e *machine.Env, s *configs.Site) error {
 	if err := e.Unit(ctx, "stop", ondisk.UnitIPVSCare); err != nil {
 		return fmt.Errorf("stopping ipvscare: %w", err)

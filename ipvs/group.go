@@ -351,12 +351,12 @@ func (g *group) updateWatchers(ctx context.Context) {
 		if srv.cancel != nil || g.awaitsCA {
 			continue
 		}
-		mctx, cancel := context.WithCancel(ctx)
+		watching, cancel := context.WithCancel(ctx)
 		srv.cancel = cancel
 		w := &watcher{
 			profile: g.watcherProfile(), fall: g.server.Fall, renew: srv.renew, probeNow: srv.probeNow, slots: g.d.slots, ticks: g.d.reconciler.ticks,
 			target:       func() probe.Target { return g.target(a, name) },
-			observe:      func(outcome probe.Outcome, err error) (State, bool) { return g.observe(mctx, a, srv, outcome, err) },
+			observe:      func(outcome probe.Outcome, err error) (State, bool) { return g.observe(watching, a, srv, outcome, err) },
 			clusterCheck: func(ctx context.Context) (probe.Outcome, error) { return g.checkCluster(ctx, a, srv) },
 			count:        func(c counter) { g.d.stats.wire[c].Add(1) },
 			alone: func() bool {
@@ -365,7 +365,7 @@ func (g *group) updateWatchers(ctx context.Context) {
 				return g.count(Up) == 0
 			},
 		}
-		g.wg.Go(func() { w.run(mctx) })
+		g.wg.Go(func() { w.run(watching) })
 	}
 	wake(g.changed)
 }

@@ -113,10 +113,8 @@ func TestAnswerDuringInquiry(t *testing.T) {
 		time.Sleep(time.Minute)
 		m.lag.Store(int64(700 * time.Millisecond))
 		time.Sleep(time.Minute)
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if len(s.events) != 1 {
-			t.Errorf("%q", s.events)
+		if len(s.changes()) != 1 {
+			t.Errorf("%q", s.changes())
 		}
 	})
 }
@@ -410,7 +408,7 @@ func TestHTTP1(t *testing.T) {
 				t.Errorf("answers take %s: %d requests in ten minutes", takes, n)
 			}
 			if st, _ := s.state(); st != Up {
-				t.Errorf("answers take %s: the API server is %s, %q", takes, st, s.events)
+				t.Errorf("answers take %s: the API server is %s, %q", takes, st, s.changes())
 			}
 			s.cancel()
 			<-s.done
@@ -429,8 +427,8 @@ func TestHTTP1(t *testing.T) {
 		s := startWatcherWith(t, m, LAN(), c.roots(t), probe.Spec{Method: "HEAD", Path: "/readyz"})
 		defer s.stop(m)
 		time.Sleep(time.Minute)
-		if fmt.Sprint(s.events) != "[up (ready)]" {
-			t.Errorf("HEAD: %q", s.events)
+		if fmt.Sprint(s.changes()) != "[up (ready)]" {
+			t.Errorf("HEAD: %q", s.changes())
 		}
 	})
 }
@@ -476,7 +474,7 @@ func TestReturnOfAServerThatClosesConnections(t *testing.T) {
 			s.others.Store(false)
 			time.Sleep(6 * time.Second)
 			if st, _ := s.state(); st != Up {
-				t.Errorf("the API server is %s 6 s after it became the only one: %q", st, s.events)
+				t.Errorf("the API server is %s 6 s after it became the only one: %q", st, s.changes())
 			}
 		})
 	}

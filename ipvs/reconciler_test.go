@@ -409,14 +409,14 @@ func TestReadyInLongSpread(t *testing.T) {
 		w := newWorld(t, 0)
 		s := testServer(t, 12)
 		s.Masters = []Master{{Host: "192.0.2.11", Port: 6443}}
-		began, ready := time.Now(), time.Duration(0)
+		began, readyAfter := time.Now(), atomic.Int64{}
 		d := NewDaemon(Options{Spread: 10 * time.Minute, Servers: []Server{s}, Kernel: w.kernel, Log: w.log,
-			Ready: func() { ready = time.Since(began) }})
+			Ready: func() { readyAfter.Store(int64(time.Since(began))) }})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- d.Run(ctx) }()
 		time.Sleep(9 * time.Minute)
-		if ready == 0 || ready > limit*3/4 || d.stats.wire[countDial].Load() > 0 {
+		if ready := time.Duration(readyAfter.Load()); ready == 0 || ready > limit*3/4 || d.stats.wire[countDial].Load() > 0 {
 			t.Errorf("ready after %s (0: not yet), systemd waits %s; %d connections", ready, limit, d.stats.wire[countDial].Load())
 		}
 		cancel()
@@ -549,11 +549,11 @@ func TestRouteIsRestored(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		go k.run(ctx)
 		time.Sleep(5 * time.Second)
-		m.change(m.wake)
+		m.change(func() { m.wake() })
 		time.Sleep(time.Second)
 		m.change(func() { delete(m.Routes, vip.Addr()) })
 		for range 10 { // other routes change every 90 ms
-			m.change(m.wake)
+			m.change(func() { m.wake() })
 			time.Sleep(90 * time.Millisecond)
 		}
 		restored := false

@@ -11,8 +11,9 @@ import (
 	"github.com/edgebake/edgebake/ipvs/kernel"
 )
 
-// TestMeteredFailureDetection checks that with the metered profile, a silent API server is detected at the
-// next request, and within seconds once the node's own connections to it wait for acknowledgements.
+// TestMeteredFailureDetection checks that with the metered profile, a silent API server is detected
+// at the next request, and within seconds once the node's own connections to it wait for
+// acknowledgements.
 func TestMeteredFailureDetection(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	inquiryTime := Metered().Tick*time.Duration(2*Metered().Ticks) + 2*time.Second
@@ -47,7 +48,7 @@ func TestMeteredFailureDetection(t *testing.T) {
 					time.Sleep(2 * time.Minute)
 					st, at := s.state()
 					if st != Down || at.Sub(broke) > tt.most {
-						t.Errorf("the API server is %s after %s, want down within %s: %v", st, at.Sub(broke), tt.most, s.events)
+						t.Errorf("the API server is %s after %s, want down within %s: %v", st, at.Sub(broke), tt.most, s.changes())
 					}
 				})
 			}
@@ -62,8 +63,8 @@ func TestMeteredFailureDetection(t *testing.T) {
 			time.Sleep(5 * time.Minute)
 			wake(s.needed)
 			time.Sleep(10 * time.Second)
-			if n := s.pings.Load(); n != 1 || len(s.events) != 1 || m.dials.Load() != 1 {
-				t.Errorf("%d PINGs, %d connections, %v", n, m.dials.Load(), s.events)
+			if n := s.pings.Load(); n != 1 || len(s.changes()) != 1 || m.dials.Load() != 1 {
+				t.Errorf("%d PINGs, %d connections, %v", n, m.dials.Load(), s.changes())
 			}
 		})
 	})

@@ -217,14 +217,14 @@ func readFile(name string) ([]byte, error) {
 	return os.ReadFile(name)
 }
 
-// stream opens a file of the bundle and calls the function take with it.
-func (b *bundle) stream(name string, stream func(io.Reader) error) error {
+// stream opens a file of the bundle and calls take with it.
+func (b *bundle) stream(name string, take func(io.Reader) error) error {
 	f, err := b.file(name)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	return stream(f)
+	return take(f)
 }
 
 func (b *bundle) read(name string) ([]byte, error) {

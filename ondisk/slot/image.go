@@ -61,7 +61,8 @@ func VerifyImage(info ondisk.SlotInfo, imageInfo []byte, keys []string) (string,
 	return verify(ImageMessage(info.Golden, imageInfo), info.Signature, keys)
 }
 
-// VerifyIndex returns the ID, in hexadecimal, of the public key with which an encoded index of chunks was signed.
+// VerifyIndex returns the ID, in hexadecimal, of the public key with which an encoded index of chunks
+// was signed.
 func VerifyIndex(body []byte, signature string, keys []string) (string, error) {
 	return verify(IndexMessage(body), signature, keys)
 }
