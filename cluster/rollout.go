@@ -251,26 +251,32 @@ type history struct {
 	// otherwise a node that reports failures and successes in turn could have other nodes drained
 	// and withdrawn without end.
 	spent bool
-	// turns counts how often the run has let each node restart.
+	// turns counts how often the run has let each node restart, including nodes deleted since.
 	turns map[string]int
-	// marks has the mark of each Node. Its times are moved only by the run's own patches, by pauses,
-	// jumps of the clock, and closed windows of Sites.
-	marks map[string]rolloutMark
-	// moved lists the nodes whose Given in marks is later than in the Node, since the window was closed.
-	moved map[string]bool
-	// waits is the time since when the run has waited for each node with an order, not counting the
-	// time in which the node waited for its turn.
-	waits map[string]time.Time
-	// idle lists the nodes that were ready to restart when the rollout was halted, its budget was used
-	// up, or its window was closed.
-	idle map[string]bool
+	// nodes has the nodes that are part of the rollout.
+	nodes map[string]nodeHistory
 	// last and ran are the arguments of the last call of observe.
 	last time.Time
 	ran  time.Duration
 }
 
+// nodeHistory is the history of one node.
+type nodeHistory struct {
+	// mark is the mark of the Node. Its times are moved only by the run's own patches, by pauses,
+	// jumps of the clock, and closed windows of Sites.
+	mark rolloutMark
+	// moved is set if Given in mark is later than in the Node, since the window was closed.
+	moved bool
+	// waits is the time since when the run has waited for the node to carry out its order, not counting
+	// the time in which the node waited for its turn. It is zero if the node has had no order.
+	waits time.Time
+	// idle is set if the node was ready to restart when the rollout was halted, its budget was used
+	// up, or its window was closed.
+	idle bool
+}
+
 func newHistory() *history {
-	return &history{turns: map[string]int{}, marks: map[string]rolloutMark{}, moved: map[string]bool{}, waits: map[string]time.Time{}}
+	return &history{turns: map[string]int{}, nodes: map[string]nodeHistory{}}
 }
 
 // observe undoes the changes that the machines have made to the marks of their Nodes. ran is how long
@@ -282,9 +288,10 @@ func (h *history) observe(r *Rollout, all []*updateNode, now time.Time, ran time
 	if h.last.IsZero() || jump.Abs() < clockError {
 		jump = 0
 	}
-	marks, waits := map[string]rolloutMark{}, map[string]time.Time{} // without deleted Nodes
+	nodes := map[string]nodeHistory{} // without deleted Nodes
 	for _, n := range all {
-		old, m := h.marks[n.name], &n.mark
+		node := h.nodes[n.name]
+		old, m := node.mark, &n.mark
 		first := old.Golden == ""
 		switch {
 		case first && !r.ours(n), r.inOther(n): // inOther ends the run
@@ -300,9 +307,8 @@ func (h *history) observe(r *Rollout, all []*updateNode, now time.Time, ran time
 				}
 			}
 		}
-		since, waiting := h.waits[n.name]
-		if !waiting {
-			since, waiting = now, m.Result == "" && !m.Given.IsZero()
+		if node.waits.IsZero() && m.Result == "" && !m.Given.IsZero() {
+			node.waits = now
 		}
 		move := func(d time.Duration, times ...*time.Time) {
 			for _, at := range times {
@@ -312,43 +318,44 @@ func (h *history) observe(r *Rollout, all []*updateNode, now time.Time, ran time
 			}
 		}
 		if !first {
-			move(jump, &m.Given, &m.Drain, &m.Released, &since)
+			move(jump, &m.Given, &m.Drain, &m.Released, &node.waits)
 		}
 		switch counted := elapsed - jump; {
 		case n.halt != "" && !first:
-			move(counted, &m.Given, &m.Drain, &m.Released, &since)
+			move(counted, &m.Given, &m.Drain, &m.Released, &node.waits)
 		case r.outsideWindow(n) && !m.Given.IsZero():
 			if move(counted, &m.Given); first { // an earlier run was killed, perhaps days ago
 				m.Given = now.UTC().Truncate(time.Second)
 			}
-			h.moved[n.name] = true
-		case h.idle[n.name]:
-			move(counted, &since)
+			node.moved = true
+		case node.idle:
+			move(counted, &node.waits)
 		}
-		marks[n.name] = *m
-		if waiting {
-			waits[n.name] = since
-		}
+		node.mark, node.idle = *m, false // planned sets idle again
+		nodes[n.name] = node
 	}
-	h.last, h.ran, h.marks, h.waits = now, ran, marks, waits
+	h.last, h.ran, h.nodes = now, ran, nodes
 }
 
 // planned records the results of a plan that later plans depend on.
 func (h *history) planned(p rolloutPlan, now time.Time) {
-	h.spent, h.idle = p.spent, map[string]bool{}
+	h.spent = p.spent
 	for _, name := range p.queued {
+		node := h.nodes[name]
 		if p.free {
-			h.waits[name] = now
+			node.waits = now
 		} else {
-			h.idle[name] = true
+			node.idle = true
 		}
+		h.nodes[name] = node
 	}
 }
 
 // acted records that the run has performed an action. n is the Node after it.
 func (h *history) acted(a rolloutAct, n *updateNode) {
-	h.marks[n.name] = n.mark
-	delete(h.moved, n.name)
+	node := h.nodes[n.name]
+	node.mark, node.moved = n.mark, false
+	h.nodes[n.name] = node
 	if a.what == actDrain || a.what == actRelease && a.node.mark.Drain.IsZero() {
 		h.turns[n.name]++
 	}
@@ -773,8 +780,8 @@ func (r *Rollout) next(n *updateNode, past *history, now time.Time, l limits) ro
 		return failed("%s", strings.TrimSuffix(fmt.Sprintf("it was not ready to restart after %s: %s", limit, n.answer.Reason), ": "))
 	}
 	most := r.Fetch + windowPatience // whatever the node answers
-	waits, waited := past.waits[n.name]
-	waited = waited && late(waits, most)
+	waits := past.nodes[n.name].waits
+	waited := !waits.IsZero() && late(waits, most)
 	state := r.state(n)
 	if r.ours(n) && n.mark.corrected(now) != n.mark {
 		return act(actCorrect)
@@ -816,7 +823,7 @@ func (r *Rollout) next(n *updateNode, past *history, now time.Time, l limits) ro
 			return act(actWithdraw)
 		case n.order == "" && l.free: // the order was removed by --stop or by hand
 			return act(actGive)
-		case past.moved[n.name] && !r.outsideWindow(n): // for the next run
+		case past.nodes[n.name].moved && !r.outsideWindow(n): // for the next run
 			return act(actCorrect)
 		}
 	case UpdateHeld:
