@@ -2,7 +2,10 @@ package join
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"time"
 
 	"github.com/edgebake/edgebake/firstboot/machine"
@@ -18,7 +21,8 @@ func ForgetPhase(active *site.Active) run.Phase {
 		Irreversible: true, // until earlier phases succeed, they need the token
 		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
 			for _, f := range member.TokenFiles {
-				if e.Exists(f) {
+				// After any other error, the file may still exist.
+				if _, err := os.Lstat(e.Path(f)); !errors.Is(err, fs.ErrNotExist) {
 					return run.Todo, nil
 				}
 			}

@@ -3,9 +3,11 @@ package site
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"strings"
 
 	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
@@ -14,14 +16,15 @@ import (
 type SlotCredentials int
 
 const (
-	NoCredentials   SlotCredentials = iota // none of the active Site, as far as the slot can be read
+	NoCredentials   SlotCredentials = iota // none of the active Site, as far as the slot's contents are valid
 	SomeCredentials                        // the slot has some credentials
 	SlotBlank                              // removing them was interrupted
 )
 
 // CredentialsInSlot looks for credentials of the active Site in the slot: its token, its keys and
 // the files in pki/. It returns NoCredentials if another Site was stamped meanwhile, or if the
-// slot or its Site cannot be read: then the slot is not changed.
+// contents of the slot are invalid: then the slot is not changed. If the disk cannot read the slot,
+// it returns an error.
 func CredentialsInSlot(e *machine.Env, active *Active) (SlotCredentials, error) {
 	dev, err := machine.OwnSlot(e)
 	if err != nil {
@@ -30,6 +33,9 @@ func CredentialsInSlot(e *machine.Env, active *Active) (SlotCredentials, error) 
 	c, f, err := readContents(e, dev, active)
 	if errors.Is(err, slot.ErrBlank) {
 		return SlotBlank, nil
+	}
+	if err := DiskError(err); err != nil {
+		return NoCredentials, err
 	}
 	site, mac := active.Site, active.MAC
 	if err == nil && f.site != active.Site {
@@ -42,7 +48,7 @@ func CredentialsInSlot(e *machine.Env, active *Active) (SlotCredentials, error) 
 	}
 	if err != nil {
 		// Keep a person's half-written correction.
-		e.Log.Warn("the slot cannot be read, and is not changed", "error", err)
+		e.Log.Warn("the contents of the slot are invalid, and are not changed", "error", err)
 		return NoCredentials, nil
 	}
 	if mac != active.MAC {
@@ -53,6 +59,16 @@ func CredentialsInSlot(e *machine.Env, active *Active) (SlotCredentials, error) 
 		return NoCredentials, nil
 	}
 	return SomeCredentials, nil
+}
+
+// DiskError returns err with advice if it was the disk that failed to read the slot, and nil if the
+// contents of the slot are the problem, or if err is nil.
+func DiskError(err error) error {
+	if !errors.As(err, new(*fs.PathError)) {
+		return nil
+	}
+	return run.Advise(fmt.Errorf("removing the secrets from the slot: %w", err),
+		"the slot may still contain the bootstrap token: if the error persists (see `journalctl -k`), revoke the token (`kubeadm token delete`) and replace the disk")
 }
 
 // RemoveCredentials rewrites the slot with the Site, but without its token, its keys and the files
