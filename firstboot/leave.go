@@ -32,81 +32,99 @@ import (
 // and installs the cluster's CA if that was reissued. It runs before ipvscare gets the Site's API
 // servers, because ipvscare verifies them with the CA on the disk.
 func clusterPhase(active *site.Active) run.Phase {
-	var found clusterState // set by Check
+	var action clusterAction
+	var newCA []byte // of adoptReissuedCA
 	return run.Phase{
 		Name: "cluster", Doc: "this machine is in the Site's cluster, or in none", Timeout: 2 * time.Minute,
-		Check: func(ctx context.Context, e *machine.Env) (v run.Verdict, err error) {
-			v, found, err = checkCluster(ctx, e, active.Site)
-			return v, err
+		Check: func(ctx context.Context, e *machine.Env) (_ run.Verdict, err error) {
+			action, newCA, err = chooseClusterAction(ctx, e, active.Site)
+			return action.verdict(), err
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
-			if member.HasCredentials(e) && !e.Exists(member.LeavingFile) {
-				if found.newer != nil {
-					return adoptCA(ctx, e, found.newer)
-				}
-				if found.cannotShow {
-					return forgetJoinedCluster(ctx, e, active)
-				}
+			switch action {
+			case adoptReissuedCA:
+				return adoptCA(ctx, e, newCA)
+			case rejoin:
+				return forgetJoinedCluster(ctx, e, active)
+			case leave:
 				if err := beginToLeave(ctx, e, active); err != nil {
 					return err
 				}
+				return leaveCluster(ctx, e, active)
+			case finishLeaving:
+				return leaveCluster(ctx, e, active)
 			}
-			if err := leaveCluster(ctx, e, active); err != nil {
-				return err
-			}
-			return run.ErrRestart // from now on, the machine has the Site's node name
+			return nil
 		},
 	}
 }
 
-// clusterState is what checkCluster found. If it is zero, the machine leaves its cluster or needs
-// nothing.
-type clusterState struct {
-	newer      []byte // the cluster's CA if it was reissued
-	cannotShow bool   // see member.CannotShow
+// clusterAction is the work of clusterPhase.
+type clusterAction int
+
+const (
+	stay            clusterAction = iota // the machine is in the Site's cluster, or in none
+	wait                                 // it is unclear in which cluster the machine is
+	adoptReissuedCA                      // install the new CA of the machine's cluster
+	rejoin                               // join the same cluster again, because the node's certificate is not valid now
+	leave                                // leave the cluster for the Site's, which may be the same one bootstrapped again
+	finishLeaving                        // remove the files of a cluster that the machine has left
+)
+
+func (a clusterAction) verdict() run.Verdict {
+	switch a {
+	case stay:
+		return run.Done
+	case wait:
+		return run.Unknown
+	}
+	return run.Todo
 }
 
-// checkCluster is the Check of clusterPhase.
-func checkCluster(ctx context.Context, e *machine.Env, s *configs.Site) (v run.Verdict, found clusterState, err error) {
+// chooseClusterAction is the Check of clusterPhase. newCA is set for adoptReissuedCA.
+func chooseClusterAction(ctx context.Context, e *machine.Env, s *configs.Site) (action clusterAction, newCA []byte, err error) {
 	if e.Exists(member.LeavingFile) {
-		return run.Todo, found, nil
+		return finishLeaving, nil, nil
 	}
 	if !member.HasCredentials(e) {
 		// Without a token the machine could join no cluster, so it keeps what is left of its credentials.
 		_, damaged := member.KubeletCert(e)
 		if member.StaleCA(e, s) && (damaged != nil || !s.Credentials.Token.IsZero()) {
-			return run.Todo, found, nil
+			return finishLeaving, nil, nil
 		}
-		return run.Done, found, nil
+		return stay, nil, nil
 	}
 	same, err := sameCluster(ctx, e, s)
 	switch {
 	case errors.Is(err, errUnclear):
-		return run.Unknown, found, nil
+		return wait, nil, nil
 	case err != nil:
-		return run.Done, found, err
+		return stay, nil, err
 	case !same && !s.Credentials.Token.IsZero():
-		return run.Todo, found, nil
+		return leave, nil, nil
 	case !same && member.Unpinned(s):
 		// Other servers may have the masters' addresses for a while. Treat the API servers as
 		// unreachable.
 		e.Note("%s", otherClusterNote(e))
-		return run.Unknown, found, nil
+		return wait, nil, nil
 	case !same:
-		return run.Todo, found, noTokenToMove(e, s)
+		return stay, nil, noTokenToMove(e, s)
 	}
-	if found.newer = member.NewerCA(ctx, e, s); found.newer != nil {
-		return run.Todo, found, nil
+	if ca := member.NewerCA(ctx, e, s); ca != nil {
+		return adoptReissuedCA, ca, nil
 	}
 	member.NoteCAExpiry(e, ondisk.KubeCA)
 	if s.Credentials.Token.IsZero() {
-		return run.Done, found, nil
+		return stay, nil, nil
 	}
 	again, unclear := member.CheckRecreated(ctx, e, s)
-	if found.cannotShow = member.CannotShow(e, unclear); again || found.cannotShow {
-		return run.Todo, found, nil // the Site has a token: the machine joins again
+	switch {
+	case member.CannotShow(e, unclear):
+		return rejoin, nil, nil
+	case again:
+		return leave, nil, nil // the Site has a token: the machine joins again
 	}
-	return run.Done, found, nil
+	return stay, nil, nil
 }
 
 // beginToLeave clears the record of the machine's cluster, once the new cluster has accepted the
@@ -223,8 +241,9 @@ func verifyNewCluster(ctx context.Context, e *machine.Env, active *site.Active) 
 	return join.NameIsFree(e, found.Node, active.Node)
 }
 
-// leaveCluster removes the files of the old cluster, except the membership record. The CA goes last,
-// just before LeavingFile: after a power cut, it shows to which cluster the other files belong.
+// leaveCluster removes the files of the old cluster, except the membership record, and returns
+// run.ErrRestart. The CA goes last, just before LeavingFile: after a power cut, it shows to which
+// cluster the other files belong.
 func leaveCluster(ctx context.Context, e *machine.Env, active *site.Active) error {
 	if err := e.WriteFile(member.LeavingFile, nil, machine.Mode(0o600)); err != nil {
 		return fmt.Errorf("leaving the cluster: %w", err)
@@ -246,7 +265,7 @@ func leaveCluster(ctx context.Context, e *machine.Env, active *site.Active) erro
 			return fmt.Errorf("leaving the cluster: %w", err)
 		}
 	}
-	return nil
+	return run.ErrRestart // from now on, the machine has the Site's node name
 }
 
 // clusterFiles returns the files that depend on the cluster, without kubelet's credentials, the CA, and
