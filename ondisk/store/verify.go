@@ -269,7 +269,7 @@ func (v *verifier) image(img *Image) error {
 }
 
 // manifest returns the manifest that containerd uses: the target itself or, if that is an index,
-// the manifest to which a label of the index refers.
+// the first of its manifests to which a label of the index refers.
 func (v *verifier) manifest(target *Blob) (*Blob, *manifest, error) {
 	doc := new(manifest)
 	if err := v.json(target.Digest, doc); err != nil {
@@ -278,22 +278,24 @@ func (v *verifier) manifest(target *Blob) (*Blob, *manifest, error) {
 	if len(doc.Manifests) == 0 {
 		return target, doc, nil
 	}
-	digest := ""
+	protected := map[string]bool{}
 	for k, d := range target.Labels {
 		if strings.HasPrefix(k, LabelGCManifest) && v.blobByDigest[d] != nil {
-			digest = d
+			protected[d] = true
 		}
 	}
-	blob := v.blobByDigest[digest]
-	if blob == nil {
+	usable := slices.IndexFunc(doc.Manifests, func(d ocispec.Descriptor) bool { return protected[d.Digest.String()] })
+	if usable < 0 {
 		return nil, nil, fmt.Errorf("no label of the index %s refers to an existing manifest: garbage collection would remove it", target.Digest)
 	}
+	digest := doc.Manifests[usable].Digest.String()
 	// If no entry names a platform, containerd considers only the first one.
 	named := func(d ocispec.Descriptor) bool { return d.Platform != nil }
 	if first := doc.Manifests[0].Digest.String(); !slices.ContainsFunc(doc.Manifests, named) && first != digest {
 		return nil, nil, fmt.Errorf("containerd would use the first entry of the index %s, %s, which is not the manifest %s", target.Digest, first, digest)
 	}
-	return blob, doc, v.json(digest, doc)
+	doc = new(manifest)
+	return v.blobByDigest[digest], doc, v.json(digest, doc)
 }
 
 // unpacked checks that each layer of a config has its snapshot, and that a label of the config
