@@ -232,13 +232,16 @@ func (l *Link) handshake(ctx context.Context) error {
 				return nil
 			}
 			var err error
-			if l.Skew, err = t.Roots.verify(ctx, cs.PeerCertificates, t.names(), time.Now()); errors.Is(err, ctx.Err()) {
+			l.Skew, err = t.Roots.verify(ctx, cs.PeerCertificates, t.names(), time.Now())
+			switch {
+			case err == nil:
+				return nil
+			case errors.Is(err, ctx.Err()):
 				return err // timeout: no statement about the identity
-			} else if cs.DidResume && err != nil {
+			case cs.DidResume:
 				return errStale
-			} else if err != nil {
-				alien = &IdentityError{err}
 			}
+			alien = &IdentityError{err}
 			return alien
 		},
 		ClientSessionCache: t.Sessions.of(t.Client),
