@@ -434,13 +434,20 @@ func (d *Daemon) kept() map[netip.AddrPort]*runningServer {
 func (d *Daemon) apply(ctx context.Context, servers []Server, claims map[netip.AddrPort]claimedServer) error {
 	// First, so that no group takes the new names for former ones and removes their lines.
 	restore := d.configure(servers)
+	present, notes := d.kept(), readNotes(d.opt.RunDir)
+	var added []netip.AddrPort // virtual servers without a note before
 	for _, s := range servers {
 		if err := d.addNote(s); err != nil {
 			restore()
+			for _, vip := range added {
+				err = errors.Join(err, d.deleteNote(vip))
+			}
 			return err
 		}
+		if _, noted := notes[s.VIP]; !noted && present[s.VIP] == nil {
+			added = append(added, s.VIP)
+		}
 	}
-	present := d.kept()
 	var fresh []Server
 	for _, s := range servers {
 		if r := present[s.VIP]; r != nil {

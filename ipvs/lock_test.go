@@ -218,7 +218,8 @@ func TestHostsReplacedUnderAMount(t *testing.T) {
 }
 
 // TestRejectedReloadUnlocks checks that the locks of a rejected configuration are free for the next
-// one.
+// one, and that its new virtual servers leave no notes: Clean, and the next start, would remove
+// these virtual servers from the kernel, although another program may have made them.
 func TestRejectedReloadUnlocks(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "run")
 	if err := files.UseRunDir(dir); err != nil {
@@ -233,11 +234,24 @@ func TestRejectedReloadUnlocks(t *testing.T) {
 	if err := d.replace(t.Context(), []Server{one, two}); err == nil {
 		t.Fatal("the second virtual server could not be recorded")
 	}
+	if notes := readNotes(dir); len(notes) > 0 {
+		t.Errorf("noted: %v", notes)
+	}
 	for _, s := range []Server{one, two} {
 		unlock, err := d.claim(t.Context(), s.VIP)
 		if err != nil {
 			t.Fatal(err)
 		}
 		unlock()
+	}
+	// The note of a virtual server whose removal was interrupted stays.
+	if err := os.WriteFile(notePath(dir, one.VIP), []byte("old"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.replace(t.Context(), []Server{one, two}); err == nil {
+		t.Fatal("the second virtual server could not be recorded")
+	}
+	if notes := readNotes(dir); !slices.Equal(notes[one.VIP], []string{"old"}) {
+		t.Errorf("noted: %v", notes)
 	}
 }
