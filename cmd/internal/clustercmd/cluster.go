@@ -247,19 +247,20 @@ const kubeconfigUsage = "kubeconfig of the cluster (default $KUBECONFIG, else ~/
 // onCluster declares the flags of a command for a running cluster, and makes f the command's
 // function.
 func onCluster(c *cobra.Command, f func(ctx context.Context, client *cluster.Client, args []string) error) *cobra.Command {
-	return onClusterIf(c, func([]string) error { return nil }, f)
+	return onClusterIf(c, func(*cobra.Command, []string) error { return nil }, f)
 }
 
-// onClusterIf is like onCluster, but first runs check. The errors of check, --kubeconfig and
-// --context are reported together.
-func onClusterIf(c *cobra.Command, check func(args []string) error, f func(ctx context.Context, client *cluster.Client, args []string) error) *cobra.Command {
+// onClusterIf is like onCluster, but first runs check. The errors of check, --kubeconfig, --context and
+// the flags that c has already are reported together.
+func onClusterIf(c *cobra.Command, check func(c *cobra.Command, args []string) error, f func(ctx context.Context, client *cluster.Client, args []string) error) *cobra.Command {
 	k := new(cli.ClusterFlags)
 	k.Declare(c, kubeconfigUsage)
 	if c.Args == nil {
 		c.Args = cli.NoArgs
 	}
+	flagErrors := cli.Together(c)
 	c.RunE = func(c *cobra.Command, args []string) error {
-		wrong := check(args)
+		wrong := errors.Join(flagErrors(), check(c, args))
 		if wrong != nil && !c.Flags().Changed("kubeconfig") && !c.Flags().Changed("context") {
 			return wrong
 		}

@@ -121,8 +121,7 @@ func newClusterVerify(s console.Streams) *cobra.Command {
 	var want prepareFlags
 	var endpoint string
 	var output console.Form
-	var wrong func() error
-	c := onClusterIf(&cobra.Command{
+	c := &cobra.Command{
 		Use:   "verify",
 		Short: "Check that a running cluster has everything that its nodes need",
 		Long: `Verify checks the objects that nodes need on a kubeadm cluster and prints a list:
@@ -130,7 +129,11 @@ func newClusterVerify(s console.Streams) *cobra.Command {
 exit code is 1 if something is missing.`,
 		Example: `  edgebake cluster verify --nodepool shops=Edge
   edgebake cluster verify -o json`,
-	}, func([]string) error { return wrong() }, func(ctx context.Context, client *cluster.Client, _ []string) error {
+	}
+	want.declare(c)
+	c.Flags().StringVar(&endpoint, "endpoint", "apiserver.cluster.local", "endpoint of the Sites")
+	output.Flag(c)
+	return onCluster(c, func(ctx context.Context, client *cluster.Client, _ []string) error {
 		found, err := client.Verify(ctx, want.PrepareOptions, endpoint)
 		if err != nil {
 			return err
@@ -163,11 +166,6 @@ exit code is 1 if something is missing.`,
 		}
 		return err
 	})
-	want.declare(c)
-	c.Flags().StringVar(&endpoint, "endpoint", "apiserver.cluster.local", "endpoint of the Sites")
-	output.Flag(c)
-	wrong = cli.Together(c)
-	return c
 }
 
 // mark returns the symbol for a check's state. It may contain color codes, so print it with Bytes.

@@ -36,10 +36,7 @@ type updateFlags struct {
 
 func newClusterUpdate(s console.Streams) *cobra.Command {
 	u := &updateFlags{drain: cli.Span(15 * time.Minute), restart: cli.Span(2 * time.Hour), fetch: cli.Span(48 * time.Hour)}
-	var c *cobra.Command
-	var wrong func() error
-	check := func(a []string) error { return errors.Join(wrong(), u.check(c, a)) }
-	c = onClusterIf(&cobra.Command{
+	c := &cobra.Command{
 		Use:   "update [IMAGE[@sha256:GOLDEN]]",
 		Short: "Update the machines of nodes to another image",
 		Long: `Update orders the machines of worker nodes to install the system of another image, some
@@ -64,7 +61,12 @@ The command can be killed at any point: run again, it continues.`,
   edgebake cluster update --status
   edgebake cluster update --stop`,
 		Args: cli.Args(0, 1, "one image"),
-	}, check, func(ctx context.Context, client *cluster.Client, a []string) error { return u.run(ctx, s, client, a) })
+	}
+	u.declare(c)
+	return onClusterIf(c, u.check, func(ctx context.Context, client *cluster.Client, a []string) error { return u.run(ctx, s, client, a) })
+}
+
+func (u *updateFlags) declare(c *cobra.Command) {
 	f := c.Flags()
 	f.StringVar(&u.rings, "rings", "", "update the nodes with the first value of this label, then the nodes with the next value: `KEY=VALUE,VALUE`")
 	f.StringArrayVarP(&u.selectors, "selector", "l", nil, "update the nodes that this `selector` of labels matches, as with kubectl; repeated, each is a ring (default: all worker nodes)")
@@ -88,8 +90,6 @@ The command can be killed at any point: run again, it continues.`,
 	f.BoolVar(&u.resume, "resume", false, "undo --pause or --stop")
 	f.BoolVar(&u.stop, "stop", false, "remove all orders from the cluster; machines accept no new one until --resume")
 	u.output.Flag(c)
-	wrong = cli.Together(c)
-	return c
 }
 
 // check validates the flags, and sets the fields of the rollout.
