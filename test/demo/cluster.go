@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -20,21 +19,13 @@ const (
 	worker     = "shop1"
 )
 
-// runCluster demonstrates a cluster whose machines all boot from images. It mints and stamps on
+// showCluster demonstrates a cluster whose machines all boot from images. It mints and stamps on
 // this computer, and switches the worker on before the cluster exists.
-func runCluster(ctx context.Context, out io.Writer, arch string, keep bool) (err error) {
-	if arch != "amd64" {
+func (d *demo) showCluster(ctx context.Context) (err error) {
+	if d.arch != "amd64" {
 		return errors.New("the demo of a whole cluster supports only amd64; the demo of one node (make demo) also supports arm64")
 	}
-	d := demo{out: out, start: time.Now(), arch: arch}
-	ctx, cancel := context.WithCancel(ctx)
-	kvm := d.probe(ctx)
-	defer func() {
-		cancel()
-		for range kvm { // wait until the probe's VM has ended
-		}
-	}()
-	l, err := lab.New(clusterDir, out)
+	l, err := lab.New(clusterDir, d.out)
 	if err != nil {
 		return err
 	}
@@ -43,29 +34,13 @@ func runCluster(ctx context.Context, out io.Writer, arch string, keep bool) (err
 	if err != nil {
 		return err
 	}
-	images, err := d.bakeCluster(ctx)
+	minted, err := d.prepareCluster(ctx, network)
 	if err != nil {
 		return err
 	}
-	minted, err := d.mint(ctx, network)
+	a, err := d.accelerator("processors")
 	if err != nil {
 		return err
-	}
-	d.step("Stamping each machine's Site onto a copy of its image", "a second")
-	for _, name := range []string{master, worker} {
-		if err := d.command(ctx, "bin/edgebake", "stamp", images[name], filepath.Join(minted, "sites", name+".yaml"), "--output", filepath.Join(clusterDir, name+".raw"), "--force"); err != nil {
-			return err
-		}
-	}
-
-	a := <-kvm
-	if a.err != nil {
-		return a.err
-	}
-	wait := "a minute on a quiet computer"
-	if a.why != "" {
-		fmt.Fprintf(out, "\nNo KVM here (%s): QEMU emulates the processors.\n", a.why)
-		wait = "seven minutes and more, emulated"
 	}
 	start := func(vm lab.VMConfig) (*lab.VM, error) {
 		vm.Image, vm.Disk, vm.Net, vm.Accel = filepath.Join(clusterDir, vm.Name+".raw"), 8<<30, network, a.accel
@@ -82,6 +57,10 @@ func runCluster(ctx context.Context, out io.Writer, arch string, keep bool) (err
 	if _, _, err := shop.Serial.Expect(limited, 0, lab.WaitsForAPIServer); err != nil {
 		return fmt.Errorf("%w\nThe machine's console is in %s", err, shop.SerialLog())
 	}
+	wait := "a minute on a quiet computer"
+	if a.why != "" {
+		wait = "seven minutes and more, emulated"
+	}
 	d.step("Switching the control-plane node on: the cluster begins, and the worker joins it", wait)
 	// Choose the port again, because another program may have taken it since.
 	if network, err = l.NewPair(); err != nil {
@@ -92,6 +71,29 @@ func runCluster(ctx context.Context, out io.Writer, arch string, keep bool) (err
 	if err != nil {
 		return err
 	}
+	return d.watchCluster(ctx, l, network, minted, m1, shop)
+}
+
+// prepareCluster makes the keys of the cluster and the disk image of each machine.
+func (d *demo) prepareCluster(ctx context.Context, network lab.Pair) (minted string, err error) {
+	images, err := d.bakeCluster(ctx)
+	if err != nil {
+		return "", err
+	}
+	if minted, err = d.mint(ctx, network); err != nil {
+		return "", err
+	}
+	d.step("Stamping each machine's Site onto a copy of its image", "a second")
+	for _, name := range []string{master, worker} {
+		if err := d.command(ctx, "bin/edgebake", "stamp", images[name], filepath.Join(minted, "sites", name+".yaml"), "--output", filepath.Join(clusterDir, name+".raw"), "--force"); err != nil {
+			return "", err
+		}
+	}
+	return minted, nil
+}
+
+// watchCluster waits until both machines are Ready and a pod runs on the worker, and prints the result.
+func (d *demo) watchCluster(ctx context.Context, l *lab.Lab, network lab.Pair, minted string, m1, shop *lab.VM) error {
 	progs, err := lab.CachedPrograms(ctx, lab.KubernetesVersion, d.out)
 	if err != nil {
 		return err
@@ -110,16 +112,14 @@ func runCluster(ctx context.Context, out io.Writer, arch string, keep bool) (err
 			return fmt.Errorf("%w\nThe machines' consoles are in %s and %s", err, m1.SerialLog(), shop.SerialLog())
 		}
 	}
-	if err := d.show(ctx, cluster); err != nil {
+	if err := d.list(ctx, cluster); err != nil {
 		return err
 	}
 	for _, vm := range []*lab.VM{m1, shop} {
-		fmt.Fprintf(out, "\n%s, from its power-on:\n", vm.Name)
-		lab.PrintTimeline(out, append(vm.Serial.Events(), timelines[vm]...))
+		fmt.Fprintf(d.out, "\n%s, from its power-on:\n", vm.Name)
+		lab.PrintTimeline(d.out, append(vm.Serial.Events(), timelines[vm]...))
 	}
-	fmt.Fprintf(out, "\nBoth machines are Ready, and a pod runs. Nobody has logged in to either. The whole demo took %.0f s.\n", time.Since(d.start).Seconds())
-	fmt.Fprintf(out, "Its files are in %s.\n", clusterDir)
-	d.hold(ctx, keep, "bin/demo -cluster -keep", cluster, progs)
+	d.finish(ctx, "Both machines are Ready, and a pod runs. Nobody has logged in to either.", clusterDir, "bin/demo -cluster -keep", cluster, progs)
 	return nil
 }
 
@@ -132,18 +132,18 @@ func (d *demo) bakeCluster(ctx context.Context) (map[string]string, error) {
 		}
 	}
 	d.step("Baking an image for workers, and one for control-plane nodes", "the first time 6 to 9 minutes; then half a minute")
-	quickstart, err := os.ReadFile("configs/examples/quickstart.yaml")
+	example, err := os.ReadFile(quickstart)
 	if err != nil {
 		return nil, err
 	}
 	document := filepath.Join(clusterDir, "master.yaml")
 	// The document must be in a directory as deep as the examples', so that relative paths still
 	// work.
-	if err := os.WriteFile(document, []byte(lab.ControlPlaneImage(string(quickstart), "../../build/control-plane", lab.Releases()[0])), 0o644); err != nil {
+	if err := os.WriteFile(document, []byte(lab.ControlPlaneImage(string(example), "../../build/control-plane", lab.Releases()[0])), 0o644); err != nil {
 		return nil, err
 	}
 	images := map[string]string{worker: filepath.Join("build", "quickstart.raw"), master: filepath.Join(clusterDir, "control-plane.raw")}
-	for name, doc := range map[string]string{worker: "configs/examples/quickstart.yaml", master: document} {
+	for name, doc := range map[string]string{worker: quickstart, master: document} {
 		if err := d.command(ctx, "bin/edgebake", "build", doc, "--output", images[name], "--force", "--lock", strings.TrimSuffix(images[name], ".raw")+".lock"); err != nil {
 			return nil, err
 		}

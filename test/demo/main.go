@@ -27,6 +27,8 @@ import (
 )
 
 const (
+	quickstart = "configs/examples/quickstart.yaml"
+
 	dir   = "build/demo"
 	node  = "demo-node"
 	pod   = "hello"
@@ -44,57 +46,47 @@ func main() {
 	arch := flag.String("arch", "amd64", "architecture of the node: amd64 or arm64")
 	cluster := flag.Bool("cluster", false, "show a whole cluster made from images: one control-plane node and one worker")
 	flag.Parse()
-	show := run
+	d := &demo{out: os.Stdout, start: time.Now(), arch: *arch, keep: *keep}
+	show := d.showNode
 	if *cluster {
-		show = runCluster
+		show = d.showCluster
 	}
-	if err := show(ctx, os.Stdout, *arch, *keep); err != nil {
+	if err := d.run(ctx, show); err != nil {
 		fmt.Fprintln(os.Stderr, "\ndemo:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, out io.Writer, arch string, keep bool) (err error) {
-	d := demo{out: out, start: time.Now(), arch: arch}
-	if _, err := os.Stat("configs/examples/quickstart.yaml"); err != nil {
+// run runs one of the demonstrations while it finds out whether KVM works. That takes a while if KVM
+// hangs.
+func (d *demo) run(ctx context.Context, show func(context.Context) error) error {
+	if _, err := os.Stat(quickstart); err != nil {
 		return errors.New("run this from the root of the repository, as `make demo` does")
 	}
-
-	// Run the probe in the background, because detecting that KVM hangs takes a while.
 	ctx, cancel := context.WithCancel(ctx)
-	kvm := d.probe(ctx)
+	d.kvm = d.probe(ctx)
 	defer func() {
 		cancel()
-		for range kvm { // wait until the probe's VM has ended
+		for range d.kvm { // wait until the probe's VM has ended
 		}
 	}()
+	return show(ctx)
+}
 
-	d.step("Making the container images pause and hello", "a few seconds")
-	if err := d.command(ctx, "go", "run", "./test/images", "-o", "build/images", "-arch", d.imageArchs()); err != nil {
+// showNode demonstrates a node that joins a cluster on this computer.
+func (d *demo) showNode(ctx context.Context) (err error) {
+	golden, err := d.bake(ctx)
+	if err != nil {
 		return err
 	}
-
-	name := "quickstart"
-	wait := "the first time 6 to 9 minutes: Kubernetes and containerd are compiled; then 15 seconds"
-	if arch != "amd64" {
-		name += "-" + arch
-		wait = "the first time about 10 minutes: Kubernetes and containerd are compiled, and Debian's packages set up in emulation; then 15 seconds"
-	}
-	golden := filepath.Join("build", name+".raw")
-	d.step("Baking configs/examples/quickstart.yaml into "+golden, wait)
-	if err := d.command(ctx, "bin/edgebake", "build", "configs/examples/quickstart.yaml", "--arch", arch, "--output", golden, "--force", "--lock", filepath.Join("build", name+".lock")); err != nil {
-		return err
-	}
-
 	d.step("Getting a control plane: etcd, kube-apiserver, kube-controller-manager, kube-scheduler",
 		"the first time 3 to 5 minutes: they are compiled too; later no time")
 	progs, err := lab.CachedPrograms(ctx, lab.KubernetesVersion, d.out)
 	if err != nil {
 		return err
 	}
-
 	d.step("Starting the control plane on this computer's loopback address", "about 15 seconds")
-	l, err := lab.New(dir, out)
+	l, err := lab.New(dir, d.out)
 	if err != nil {
 		return err
 	}
@@ -103,35 +95,21 @@ func run(ctx context.Context, out io.Writer, arch string, keep bool) (err error)
 	if err != nil {
 		return err
 	}
-
-	stamped := filepath.Join(dir, "node.raw")
-	d.step("Stamping a Site onto a copy of the image: the node's name, its API servers and its token", "under a second")
-	site, err := lab.Site{Cluster: cluster, NodeName: node}.YAML()
+	stamped, err := d.stamp(ctx, cluster, golden)
 	if err != nil {
 		return err
 	}
-	siteFile := filepath.Join(dir, "site.yaml")
-	if err := os.WriteFile(siteFile, []byte(site), 0o600); err != nil {
+	a, err := d.accelerator("processor")
+	if err != nil {
 		return err
 	}
-	if err := d.command(ctx, "bin/edgebake", "stamp", golden, siteFile, "--output", stamped, "--force"); err != nil {
-		return err
-	}
-
-	a := <-kvm
-	if a.err != nil {
-		return a.err
-	}
-	if a.why != "" {
-		fmt.Fprintf(out, "\nNo KVM here (%s): QEMU emulates the processor.\n", a.why)
-	}
-	wait = "Ready in a minute on a quiet computer, in a few on a busy one"
+	wait := "Ready in a minute on a quiet computer, in a few on a busy one"
 	if a.accel == qemu.KVM {
 		wait = "Ready in about 20 seconds"
 	}
 	d.step("Switching the machine on", wait)
 	on := time.Now()
-	vm, err := l.StartVM(ctx, lab.VMConfig{Name: node, Image: stamped, Arch: arch, Disk: 8 << 30, Net: network, Accel: a.accel,
+	vm, err := l.StartVM(ctx, lab.VMConfig{Name: node, Image: stamped, Arch: d.arch, Disk: 8 << 30, Net: network, Accel: a.accel,
 		EachLine: d.follow})
 	if err != nil {
 		return err
@@ -143,19 +121,49 @@ func run(ctx context.Context, out io.Writer, arch string, keep bool) (err error)
 	if err := pace.Took("demo", quietBoot, time.Since(on)); err != nil {
 		return err
 	}
-	if err := d.show(ctx, cluster); err != nil {
+	if err := d.list(ctx, cluster); err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "\nFrom power-on:\n")
-	lab.PrintTimeline(out, append(vm.Serial.Events(), events...))
-	fmt.Fprintf(out, "\nThe node is Ready and a pod runs on it. The whole demo took %.0f s.\n", time.Since(d.start).Seconds())
-	fmt.Fprintf(out, "Its files are in %s; the golden image is %s.\n", dir, golden)
-	d.hold(ctx, keep, "bin/demo -keep", cluster, progs)
+	fmt.Fprintf(d.out, "\nFrom power-on:\n")
+	lab.PrintTimeline(d.out, append(vm.Serial.Events(), events...))
+	d.finish(ctx, "The node is Ready and a pod runs on it.", dir+"; the golden image is "+golden, "bin/demo -keep", cluster, progs)
 	return nil
 }
 
-// show prints the cluster's nodes and pods with kubectl.
-func (d *demo) show(ctx context.Context, cluster *lab.Cluster) error {
+// bake bakes the golden image of a node.
+func (d *demo) bake(ctx context.Context) (golden string, err error) {
+	d.step("Making the container images pause and hello", "a few seconds")
+	if err := d.command(ctx, "go", "run", "./test/images", "-o", "build/images", "-arch", d.imageArchs()); err != nil {
+		return "", err
+	}
+	name := "quickstart"
+	wait := "the first time 6 to 9 minutes: Kubernetes and containerd are compiled; then 15 seconds"
+	if d.arch != "amd64" {
+		name += "-" + d.arch
+		wait = "the first time about 10 minutes: Kubernetes and containerd are compiled, and Debian's packages set up in emulation; then 15 seconds"
+	}
+	golden = filepath.Join("build", name+".raw")
+	d.step("Baking "+quickstart+" into "+golden, wait)
+	return golden, d.command(ctx, "bin/edgebake", "build", quickstart, "--arch", d.arch, "--output", golden, "--force", "--lock", filepath.Join("build", name+".lock"))
+}
+
+// stamp stamps the node's Site onto a copy of the golden image.
+func (d *demo) stamp(ctx context.Context, cluster *lab.Cluster, golden string) (stamped string, err error) {
+	d.step("Stamping a Site onto a copy of the image: the node's name, its API servers and its token", "under a second")
+	site, err := lab.Site{Cluster: cluster, NodeName: node}.YAML()
+	if err != nil {
+		return "", err
+	}
+	siteFile := filepath.Join(dir, "site.yaml")
+	if err := os.WriteFile(siteFile, []byte(site), 0o600); err != nil {
+		return "", err
+	}
+	stamped = filepath.Join(dir, "node.raw")
+	return stamped, d.command(ctx, "bin/edgebake", "stamp", golden, siteFile, "--output", stamped, "--force")
+}
+
+// list prints the cluster's nodes and pods with kubectl.
+func (d *demo) list(ctx context.Context, cluster *lab.Cluster) error {
 	for _, args := range [][]string{{"get", "nodes", "-o", "wide"}, {"get", "pods", "-o", "wide"}} {
 		text, err := cluster.Kubectl(ctx, args...)
 		if err != nil {
@@ -166,10 +174,11 @@ func (d *demo) show(ctx context.Context, cluster *lab.Cluster) error {
 	return nil
 }
 
-// hold waits for Ctrl-C if keep is set. Otherwise it prints the command that would make the demo
-// wait.
-func (d *demo) hold(ctx context.Context, keep bool, command string, cluster *lab.Cluster, progs *lab.Programs) {
-	if !keep {
+// finish prints the result of the demonstration and the place of its files. Then it waits for Ctrl-C if
+// keep is set; otherwise it prints the command that would make the demo wait.
+func (d *demo) finish(ctx context.Context, result, files, command string, cluster *lab.Cluster, progs *lab.Programs) {
+	fmt.Fprintf(d.out, "\n%s The whole demo took %.0f s.\nIts files are in %s.\n", result, time.Since(d.start).Seconds(), files)
+	if !d.keep {
 		fmt.Fprintf(d.out, "`%s` leaves everything running until Ctrl-C.\n", command)
 		return
 	}
@@ -182,6 +191,8 @@ type demo struct {
 	out   io.Writer
 	start time.Time
 	arch  string // architecture of the node
+	keep  bool   // leave everything running until Ctrl-C
+	kvm   <-chan accelerator
 	n     int
 }
 
@@ -220,6 +231,15 @@ func (d *demo) command(ctx context.Context, argv ...string) error {
 type accelerator struct {
 	accel, why string
 	err        error
+}
+
+// accelerator waits for the result of the probe, and prints why the processors are emulated.
+func (d *demo) accelerator(processors string) (accelerator, error) {
+	a := <-d.kvm
+	if a.why != "" {
+		fmt.Fprintf(d.out, "\nNo KVM here (%s): QEMU emulates the %s.\n", a.why, processors)
+	}
+	return a, a.err
 }
 
 // probe tests whether KVM works, unless EDGEBAKE_ACCEL is set. It sends one result, and closes the
