@@ -305,7 +305,7 @@ func TestVerifySignatureOfTheIndex(t *testing.T) {
 	for path, want := range map[string]string{
 		good:                    "",
 		made("good", nil):       "",
-		made("good", &stranger): "chunk index: the image is signed by key",
+		made("good", &stranger): "the chunk index is signed by key",
 		mixed:                   "belongs to another image",
 	} {
 		_, err := verifySignature(path, public.String())

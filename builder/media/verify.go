@@ -228,7 +228,7 @@ func (m *Image) indexSigned(info ondisk.SlotInfo, keys []string) error {
 		return err // machines reject an index without a signature
 	}
 	if _, err := slot.VerifyIndex(i.Body, i.Signature, keys); err != nil {
-		return fmt.Errorf("the chunk index: %w", err)
+		return err
 	}
 	err = i.Decode()
 	if x := i.Index; x != nil && (x.Golden != info.Golden || !bytes.Equal(x.ImageInfo, m.infoText)) {

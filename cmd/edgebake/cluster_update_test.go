@@ -125,7 +125,7 @@ clusters: [{name: a, cluster: {server: %q}}], users: [{name: a, user: {}}]}`, ap
 		i.UpdateKeys = []string{"RWRFREdFQkFLRQOhB7/zzhC+HXDdGOdLwJln5NYwm6UNXx3chmQSVTG4"}
 	}})
 	update(1, url, "--dry-run", "--from", "other-key.raw")
-	c.want(c.err, "machines with image other-key.raw reject image "+url+": the image's signature is damaged")
+	c.want(c.err, "machines with image other-key.raw reject image "+url+": the chunk index's signature is damaged")
 	update(1, url, "--dry-run", "--from", "admin.conf", "--from", "other-key.raw")
 	c.want(c.err, "admin.conf: not an edgebake image", "machines with image other-key.raw reject")
 	reindex(t, image, filepath.Join(c.dir, "odd.raw.zst"), func(x *chunk.Index) { x.Golden = "odd" })

@@ -331,7 +331,7 @@ func TestStick(t *testing.T) {
 	}
 	b.plug("sda", "foreign.raw.zst", "unsigned.raw.zst")
 	err := order()
-	for _, want := range []string{"/dev/sda1/foreign.raw.zst: the image is for arm64", "unsigned.raw.zst: the image has no signature"} {
+	for _, want := range []string{"/dev/sda1/foreign.raw.zst: the image is for arm64", "unsigned.raw.zst: the image's chunk index has no signature"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q is not in: %v", want, err)
 		}
@@ -357,7 +357,7 @@ func TestStickByItself(t *testing.T) {
 		{name: "higher serial", image: "later.raw.zst", taken: true, want: "the system of " + newPlan + " (serial 6, Kubernetes v1.36.3) is installed: remove the stick. The machine restarts into the new system in 1m0s"},
 		{name: "the same serial", image: "new.raw.zst"},
 		{name: "the image that runs", image: "old.raw.zst"},
-		{name: "unsigned", image: "unsigned.raw.zst", want: "the image has no signature"},
+		{name: "unsigned", image: "unsigned.raw.zst", want: "the image's chunk index has no signature"},
 		{name: "of another key", image: "later.raw.zst", change: "key", want: "is signed by key"},
 		{name: "no keys", image: "later.raw.zst", change: "no keys"},
 		{name: "sticks are not looked at", image: "later.raw.zst", change: "never"},

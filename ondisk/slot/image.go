@@ -19,8 +19,13 @@ import (
 // image.json. It is in the slot's edgebake.json, which the golden digest does not cover. Stamping,
 // flashing and scrubbing keep it.
 
-// ErrImageUnsigned means that an image has no signature.
-var ErrImageUnsigned = errors.New("the image has no signature: build it with --sign KEY")
+var (
+	// ErrImageUnsigned means that an image has no signature.
+	ErrImageUnsigned = errors.New("the image has no signature: build it with --sign KEY")
+	// ErrIndexUnsigned means that an index of chunks has no signature. That of a signed raw image is
+	// lost.
+	ErrIndexUnsigned = errors.New("the image's chunk index has no signature: build the image as .raw.zst with --sign KEY")
+)
 
 // ImageMessage returns the message that is signed for an image.
 func ImageMessage(golden string, imageInfo []byte) []byte {
@@ -58,23 +63,27 @@ func sign(message []byte, what string, key minisign.PrivateKey, when time.Time) 
 // VerifyImage returns the ID, in hexadecimal, of the minisign public key with which the image was
 // signed. It does not compute the golden digest of the image.
 func VerifyImage(info ondisk.SlotInfo, imageInfo []byte, keys []string) (string, error) {
-	return verify(ImageMessage(info.Golden, imageInfo), info.Signature, keys)
+	if info.Signature == "" {
+		return "", ErrImageUnsigned
+	}
+	return verify(ImageMessage(info.Golden, imageInfo), info.Signature, keys, "image", "image.json or the golden digest")
 }
 
 // VerifyIndex returns the ID, in hexadecimal, of the public key with which an encoded index of chunks
 // was signed.
 func VerifyIndex(body []byte, signature string, keys []string) (string, error) {
-	return verify(IndexMessage(body), signature, keys)
+	if signature == "" {
+		return "", ErrIndexUnsigned
+	}
+	return verify(IndexMessage(body), signature, keys, "chunk index", "the index")
 }
 
-// verify returns the ID, in hexadecimal, of the public key with which a message was signed.
-func verify(message []byte, signature string, keys []string) (string, error) {
-	if signature == "" {
-		return "", ErrImageUnsigned
-	}
+// verify returns the ID, in hexadecimal, of the public key with which a message was signed. In errors,
+// what names the signed object, and contents the parts that the message covers.
+func verify(message []byte, signature string, keys []string, what, contents string) (string, error) {
 	var s minisign.Signature
 	if err := s.UnmarshalText([]byte(signature)); err != nil {
-		return "", errors.New("the image's signature is damaged: use a copy of the golden image, or build it again")
+		return "", fmt.Errorf("the %s's signature is damaged: use a copy of the golden image, or build it again", what)
 	}
 	var ids []string
 	for _, text := range keys {
@@ -89,8 +98,8 @@ func verify(message []byte, signature string, keys []string) (string, error) {
 	}
 	for _, id := range ids {
 		if id == fmt.Sprintf("%X", s.KeyID) {
-			return "", fmt.Errorf("the image's signature by key %s does not match: image.json, the golden digest or the chunk index was changed since, or another key has the same ID: do not use the image", id)
+			return "", fmt.Errorf("the %s's signature by key %s does not match: %s was changed since, or another key has the same ID: do not use the image", what, id, contents)
 		}
 	}
-	return "", fmt.Errorf("the image is signed by key %X, expected %s: another person built it, or the key was replaced", s.KeyID, strings.Join(ids, " or "))
+	return "", fmt.Errorf("the %s is signed by key %X, expected %s: another person built it, or the key was replaced", what, s.KeyID, strings.Join(ids, " or "))
 }

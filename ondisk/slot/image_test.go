@@ -68,6 +68,27 @@ func TestImageSignature(t *testing.T) {
 	if _, err := VerifyImage(ondisk.SlotInfo{}, doc, nil); !errors.Is(err, ErrImageUnsigned) {
 		t.Errorf("got %v", err)
 	}
+	// Errors about an index name it instead of the image.
+	indexSig, err := SignIndex(doc, secret, signedOn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		signature, body string
+		keys            []string
+		want            string
+	}{
+		{indexSig, string(doc), []string{public.String()}, ""},
+		{"", string(doc), []string{public.String()}, "the image's chunk index has no signature"},
+		{"hello", string(doc), []string{public.String()}, "the chunk index's signature is damaged"},
+		{indexSig, "changed", []string{public.String()}, "does not match: the index was changed since"},
+		{sig, string(doc), []string{public.String()}, "the chunk index's signature by key"},
+		{indexSig, string(doc), []string{other.String()}, "the chunk index is signed by key"},
+	} {
+		if _, err := VerifyIndex([]byte(tc.body), tc.signature, tc.keys); (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%q: %v", tc.want, err)
+		}
+	}
 	// Scrubbing keeps the signature, for which a slot has space.
 	img, err := Make(Contents{Info: good, Files: map[string][]byte{"site.yaml": []byte("token: x")}})
 	if err != nil {
