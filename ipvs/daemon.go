@@ -313,7 +313,7 @@ func (d *Daemon) follow(ctx context.Context, config *watchedFile) {
 		hostsChanged := hosts.changed()
 		for _, r := range d.all() {
 			f := cas[r.vip]
-			if file := r.caFile(); f == nil || f.path != file {
+			if file := r.config().Probe.CAFile; f == nil || f.path != file {
 				f = &watchedFile{path: file}
 				cas[r.vip] = f
 			}
@@ -408,16 +408,14 @@ func (d *Daemon) claimNew(ctx context.Context, servers []Server) (map[netip.Addr
 			continue
 		}
 		unlock, wasRetiring := d.stopRetiring(s.VIP)
-		if wasRetiring {
-			claims[s.VIP] = claimedServer{unlock, true}
-			continue
+		if !wasRetiring {
+			var err error
+			if unlock, err = d.claim(ctx, s.VIP); err != nil {
+				d.giveBackClaims(ctx, claims)
+				return nil, err
+			}
 		}
-		unlock, err := d.claim(ctx, s.VIP)
-		if err != nil {
-			d.giveBackClaims(ctx, claims)
-			return nil, err
-		}
-		claims[s.VIP] = claimedServer{unlock, false}
+		claims[s.VIP] = claimedServer{unlock, wasRetiring}
 	}
 	return claims, nil
 }

@@ -156,10 +156,11 @@ func (g *group) takeOver(ctx context.Context) {
 	}
 }
 
-func (g *group) profile() Profile {
+// config returns the present configuration.
+func (g *group) config() Server {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.server.Profile
+	return g.server
 }
 
 // watcherProfile returns the profile of watchers. Without IPVS the packets of the node's programs
@@ -227,18 +228,12 @@ func wake(c chan struct{}) {
 	}
 }
 
-func (g *group) caFile() string {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.server.Probe.CAFile
-}
-
 // loadCA reads the CA file. If that fails, the previous certificates stay in use. Without any, the
 // real servers stay as they are while awaitsCA is set: follow reads the file again when it changes.
 func (g *group) loadCA() {
 	var r, old *probe.Roots
 	var err error
-	file := g.caFile()
+	file := g.config().Probe.CAFile
 	if file != "" {
 		r, err = readRoots(file)
 	}
@@ -283,7 +278,7 @@ func (g *group) loadCA() {
 func (g *group) target(a netip.AddrPort, name string) probe.Target {
 	t := g.bareTarget(a, name)
 	if t.Roots != nil && !t.Probe.Plain {
-		t.Client = g.client()
+		t.Client, _ = g.client() // nil before the node has joined
 	}
 	return t
 }
@@ -303,29 +298,29 @@ func (g *group) bareTarget(a netip.AddrPort, name string) probe.Target {
 	return t
 }
 
-// client returns the node's certificate, or nil before the node has joined.
-// Without a certificate, kube-apiserver closes the connection after each answer
-// (its mitigation of CVE-2023-44487).
-func (g *group) client() *tls.Certificate {
+// client returns the node's certificate. Before the node has joined, the error is fs.ErrNotExist. For a
+// damaged file, client returns the previous certificate and an error. Without a certificate,
+// kube-apiserver closes the connection after each answer (its mitigation of CVE-2023-44487).
+func (g *group) client() (*tls.Certificate, error) {
 	file := g.d.opt.ClientCert
 	if file == "" {
 		file = kubeletCert
 	}
 	data, err := os.ReadFile(file)
 	if err != nil {
-		return nil
+		return nil, err
 	}
 	g.certMu.Lock()
 	defer g.certMu.Unlock()
 	if g.cert != nil && bytes.Equal(data, g.certFile) {
-		return g.cert
+		return g.cert, nil
 	}
 	cert, err := tls.X509KeyPair(data, data)
 	if err != nil {
-		return g.cert // kubelet is replacing it
+		return g.cert, err // kubelet may be replacing it
 	}
 	g.cert, g.certFile = &cert, data
-	return g.cert
+	return g.cert, nil
 }
 
 // updateWatchers starts watchers for new API servers and stops those of removed ones.

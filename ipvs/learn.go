@@ -2,7 +2,6 @@ package ipvs
 
 import (
 	"context"
-	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -181,7 +180,7 @@ const learnRetry = time.Minute
 
 // learner reads the cluster's list periodically.
 func (g *group) learner(ctx context.Context) {
-	wait := g.profile().Retry // short, so that the list is read as soon as API servers are up
+	wait := g.config().Profile.Retry // short, so that the list is read as soon as API servers are up
 	retry := learnRetry
 	for {
 		select {
@@ -195,9 +194,9 @@ func (g *group) learner(ctx context.Context) {
 		// after update has run.
 		err := g.dropStored()
 		g.d.logChange(fmt.Sprintf("%s: dropping the learned list", g.vip), err)
-		if !g.wantsLearning() {
+		if !g.config().Learn {
 			g.d.forgetLogged(subject)
-			wait = g.profile().Learn
+			wait = g.config().Profile.Learn
 			if err != nil {
 				wait = min(wait, learnRetry)
 			}
@@ -210,7 +209,7 @@ func (g *group) learner(ctx context.Context) {
 		if asked {
 			g.d.logChange(subject, err)
 		}
-		wait = g.profile().Learn
+		wait = g.config().Profile.Learn
 		switch {
 		case err == nil:
 			retry = learnRetry
@@ -250,31 +249,22 @@ func (g *group) dropStored() error {
 // errNobody means that no API server is up, or that none can be verified yet.
 var errNobody = errors.New("no API server is up and verified")
 
-// wantsLearning reports whether the configuration enables learning.
-func (g *group) wantsLearning() bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.server.Learn
-}
-
 // learn reads the list once, and uses it if one of its API servers is up or
 // answers a probe.
 func (g *group) learn(ctx context.Context) error {
-	file := g.d.opt.ClientCert
-	if file == "" {
-		file = kubeletCert
-	}
-	cert, err := tls.LoadX509KeyPair(file, file)
+	cert, err := g.client()
 	if err != nil {
 		return fmt.Errorf("reading the node's certificate: %w", err)
 	}
-	from, configured := g.pickSource()
-	if !from.Addr.IsValid() || from.Roots == nil {
+	source, name, configured := g.pickSource()
+	if !source.IsValid() {
 		return errNobody
 	}
-	if from.Client == nil {
-		from.Client = &cert
+	from := g.target(source, name)
+	if from.Roots == nil {
+		return errNobody
 	}
+	from.Client = cert
 	masters, err := g.readList(ctx, from)
 	if err != nil {
 		return err
@@ -296,19 +286,10 @@ func (g *group) learn(ctx context.Context) error {
 	return err
 }
 
-// pickSource returns the API server from which to read the list, and the configured list. It keeps
-// the same API server while that is up, so that an error is logged once. If none is up, the target
-// has no address; without a CA it has no roots. In both cases retryLearning triggers the next read.
-func (g *group) pickSource() (from probe.Target, configured []Master) {
-	source, name, configured := g.nextSource()
-	if source.IsValid() {
-		from = g.target(source, name)
-	}
-	return from, configured
-}
-
-// nextSource returns the API server of pickSource, with its name.
-func (g *group) nextSource() (source netip.AddrPort, name string, configured []Master) {
+// pickSource returns the API server from which to read the list, its name, and the configured list. It
+// keeps the same API server while that is up, so that an error is logged once. If none is up, source is
+// invalid. In that case, and without a CA, retryLearning triggers the next read.
+func (g *group) pickSource() (source netip.AddrPort, name string, configured []Master) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if srv := g.apiServers[g.list.source]; srv == nil || srv.health.State != Up {

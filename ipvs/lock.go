@@ -30,7 +30,6 @@ func lockedBy(runDir string, vip netip.AddrPort) (pid int, locked bool) {
 	unlock, err := files.Lock(context.Background(), path, 0)
 	if err == nil {
 		unlock()
-		return 0, false
 	}
 	if !errors.Is(err, files.ErrHeld) {
 		return 0, false

@@ -49,7 +49,7 @@ func (g *group) resolver(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-g.list.resolveNow:
-		case <-time.After(jitter(g.profile().Resolve)):
+		case <-time.After(jitter(g.config().Profile.Resolve)):
 		}
 	}
 }

@@ -26,7 +26,7 @@ func (g *group) socketWatcher(ctx context.Context) {
 			return
 		case <-look.C:
 		}
-		if g.profile().Ping > 0 {
+		if g.config().Profile.Ping > 0 {
 			continue
 		}
 		var dests []netip.AddrPort

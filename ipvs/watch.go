@@ -99,7 +99,7 @@ func (w *watcher) run(ctx context.Context) {
 				w.checkPause = w.spacing.answered(time.Now(), time.Since(asked), false, false)
 				if outcome == probe.Recreated {
 					w.closeSilent()
-					w.sleep(ctx, jitter(recreatedPause*w.profile.Retry))
+					w.rest(ctx, jitter(recreatedPause*w.profile.Retry))
 					w.failed = 0
 				}
 				continue
@@ -115,7 +115,7 @@ func (w *watcher) run(ctx context.Context) {
 		}
 		if next == nil && w.silent == nil && time.Since(began) < w.profile.Tick {
 			// Avoid a busy loop with a server that accepts each connection and closes it at once.
-			w.sleep(ctx, w.profile.Tick)
+			w.rest(ctx, w.profile.Tick)
 		}
 	}
 	w.closeSilent()
@@ -233,7 +233,8 @@ func (w *watcher) reportFailure(outcome probe.Outcome, err error) {
 func (w *watcher) pause(ctx context.Context) *probe.Link {
 	if w.soon {
 		w.soon = false
-		return w.sleep(ctx, w.profile.Tick)
+		l, _ := w.rest(ctx, w.profile.Tick)
+		return l
 	}
 	r := rand.Float64()
 	began := time.Now()
@@ -267,10 +268,10 @@ func (w *watcher) backoff(r float64) time.Duration {
 	return max(randomHalf(d, r), w.checkPause)
 }
 
-// connectTimeout returns the timeout of the TCP handshake, with time for one
-// lost SYN.
+// connectTimeout returns the timeout of the TCP handshake: one round of an inquiry, but at least the
+// time for one lost SYN.
 func (w *watcher) connectTimeout() time.Duration {
-	return max(w.round(), 1500*time.Millisecond)
+	return max(time.Duration(w.profile.Ticks)*w.profile.Tick, 1500*time.Millisecond)
 }
 
 // handshakeMargin is the minimum time for the TLS handshake with an API server that accepts the
@@ -295,11 +296,6 @@ func (w *watcher) recordHandshake(a attempt) {
 	}
 }
 
-// round returns the duration of one round of an inquiry.
-func (w *watcher) round() time.Duration {
-	return time.Duration(w.profile.Ticks) * w.profile.Tick
-}
-
 // jitter returns d shortened by a random part, so that nodes that booted
 // together do not act at the same time.
 func jitter(d time.Duration) time.Duration {
@@ -312,15 +308,8 @@ func maxJitter(d time.Duration) time.Duration {
 	return min(d/5, 5*time.Second)
 }
 
-// sleep waits until d has passed, renew is triggered, or the silent connection answers. In the last
-// case it returns that connection.
-func (w *watcher) sleep(ctx context.Context, d time.Duration) *probe.Link {
-	l, _ := w.rest(ctx, d)
-	return l
-}
-
-// rest is like sleep, and also reports whether renew was triggered or the
-// context ended.
+// rest waits until d has passed or the silent connection answers; in the latter case it returns that
+// connection. It reports whether it was woken: renew was triggered or the context ended.
 func (w *watcher) rest(ctx context.Context, d time.Duration) (l *probe.Link, woken bool) {
 	t := time.NewTimer(d)
 	defer t.Stop()
