@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -114,7 +115,7 @@ func fsUUID(device string) (u [16]byte, err error) {
 func fsSize(path string) (int64, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(path, &st); err != nil {
-		return 0, err
+		return 0, &fs.PathError{Op: "statfs", Path: path, Err: err}
 	}
 	return int64(st.Blocks) * st.Bsize, nil
 }
@@ -122,7 +123,7 @@ func fsSize(path string) (int64, error) {
 func fsFree(path string) (int64, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(path, &st); err != nil {
-		return 0, err
+		return 0, &fs.PathError{Op: "statfs", Path: path, Err: err}
 	}
 	return int64(st.Bavail) * st.Bsize, nil
 }

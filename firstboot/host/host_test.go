@@ -328,3 +328,13 @@ func TestSlotFile(t *testing.T) {
 		t.Errorf("a file that is not there: %v", err)
 	}
 }
+
+// TestFreeSpaceNamesThePath checks that an error names the directory whose file system was queried.
+func TestFreeSpaceNamesThePath(t *testing.T) {
+	none := filepath.Join(t.TempDir(), "none")
+	for name, query := range map[string]func(string) (int64, error){"size": fsSize, "free": fsFree} {
+		if _, err := query(none); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), none) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

@@ -47,7 +47,7 @@ func (u *job) lookAtImages() error {
 		return nil
 	}
 	fail := func(err error) error {
-		return fmt.Errorf("container images that this machine lacks (%s): %w", strings.Join(refs, ", "), err)
+		return fmt.Errorf("adding the container images that this machine lacks (%s): %w", strings.Join(refs, ", "), err)
 	}
 	part := u.image.Index.Find(ondisk.LabelData)
 	if part == nil {
@@ -98,7 +98,7 @@ func roomOnDATA(e *machine.Env, need int64) error {
 		return fmt.Errorf("reading the free space on DATA: %w", err)
 	}
 	if keep := size / 100 * reserve; free-need < keep {
-		return fmt.Errorf("they need %s on DATA, which has %s free and must keep %s free for kubelet: free space with `crictl rmi --prune`", bytesize.MiB(need), bytesize.MiB(free), bytesize.MiB(keep))
+		return fmt.Errorf("they need %s on DATA, which is mounted at /var, has %s free and must keep %s free for kubelet: remove unused container images (`crictl rmi --prune`), or build an image with fewer", bytesize.MiB(need), bytesize.MiB(free), bytesize.MiB(keep))
 	}
 	return nil
 }

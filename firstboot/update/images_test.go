@@ -413,7 +413,8 @@ func TestImagesRejected(t *testing.T) {
 		want        []string
 	}{
 		{"no room", "withnew.raw.zst", func(b *withImages, _ *web) { b.free = 17 << 20 }, []string{
-			"container images that this machine lacks (edgebake.test/app:2, edgebake.test/moved:stable, edgebake.test/nasty:1)", "MiB on DATA, which has 17 MiB free and must keep 15 MiB free for kubelet"}},
+			"adding the container images that this machine lacks (edgebake.test/app:2, edgebake.test/moved:stable, edgebake.test/nasty:1): they need ",
+			"MiB on DATA, which is mounted at /var, has 17 MiB free and must keep 15 MiB free for kubelet: remove unused container images (`crictl rmi --prune`), or build an image with fewer"}},
 		{"archives", "archives.raw.zst", nil, []string{newApp, "the container images are archives"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
