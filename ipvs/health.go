@@ -60,13 +60,15 @@ const closeAfter = 20 * time.Second
 // observe records the outcome of one probe and reports whether State changed.
 func (h *health) observe(outcome probe.Outcome, now time.Time) bool {
 	h.Outcome = outcome
-	// If a connection to a server that is up breaks, the next attempt shows whether it has stopped.
-	broke := outcome == probe.Closed && h.State == Up && h.bad == 0
-	if !outcome.Alive() && outcome != probe.Late && outcome != probe.Overdue && outcome != probe.Busy {
-		h.lateOnly = h.lateOnly && broke
-		h.answering = h.answering && outcome == probe.ServerError
-	} else if outcome.Alive() {
+	switch {
+	case outcome.Alive():
 		h.lateOnly = true
+	case outcome == probe.Late, outcome == probe.Overdue, outcome == probe.Busy: // it is slow
+	case outcome == probe.Closed && h.State == Up && h.bad == 0: // the next attempt shows whether it has stopped
+	case outcome == probe.ServerError:
+		h.lateOnly = false
+	default:
+		h.lateOnly, h.answering = false, false
 	}
 	switch {
 	case outcome == probe.Identity || outcome == probe.Recreated:
