@@ -137,6 +137,17 @@ func Contains(t testing.TB, path, text string) bool {
 	return found
 }
 
+// Empty reports whether a file is all zeros, as a disk that was never written is.
+func Empty(t testing.TB, path string) bool {
+	t.Helper()
+	empty := true
+	blocks(t, path, func([]byte, int64) error {
+		empty = false
+		return nil
+	})
+	return empty
+}
+
 const blockSize = 64 << 10
 
 var zeros [blockSize]byte

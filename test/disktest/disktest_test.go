@@ -9,6 +9,7 @@ import (
 	"testing"
 )
 
+// TestSum checks Sum and Empty.
 func TestSum(t *testing.T) {
 	sums := map[string]string{}
 	for _, tt := range []struct {
@@ -46,6 +47,9 @@ func TestSum(t *testing.T) {
 			if _, err := f.WriteAt([]byte{1}, tt.at); err != nil {
 				t.Fatal(err)
 			}
+		}
+		if Empty(t, path) != (tt.at < 0) {
+			t.Errorf("%s: Empty returns %v", tt.name, tt.at >= 0)
 		}
 		sum := Sum(t, path)
 		if as, ok := sums[sum]; as != tt.as || ok != (tt.as != "") {

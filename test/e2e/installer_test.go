@@ -1,8 +1,6 @@
 package e2e
 
 import (
-	"bytes"
-	"io"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -13,6 +11,7 @@ import (
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/builder/qemu"
 	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/test/disktest"
 	"github.com/edgebake/edgebake/test/lab"
 )
 
@@ -207,17 +206,11 @@ func (w *world) blank(name string, size int64) string {
 	return path
 }
 
-// empty checks that nothing was written to the first 64 MiB of a disk.
+// empty checks that nothing but zeros was written to a disk.
 func (w *world) empty(path string) {
 	w.t.Helper()
-	f, err := os.Open(path)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	defer f.Close()
-	b := make([]byte, 64<<20)
-	if _, err := io.ReadFull(f, b); err != nil || len(bytes.TrimLeft(b, "\x00")) > 0 {
-		w.t.Errorf("%s was changed: %v", path, err)
+	if !disktest.Empty(w.t, path) {
+		w.t.Errorf("%s was changed", path)
 	}
 }
 
