@@ -2,9 +2,10 @@ package mint
 
 import (
 	"bytes"
+	"crypto/tls"
 	"crypto/x509"
+	"encoding/base64"
 	"encoding/json"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -457,23 +458,57 @@ func TestSites(t *testing.T) {
 	}
 }
 
-// TestAdminConfig checks that the administrator's kubeconfig has a cluster for each API server, and
-// that the CA is valid now and for about ten years.
+// TestAdminConfig checks that the administrator's kubeconfig has a cluster and a context for each API
+// server, and one user with a certificate of an administrator for a year, and that the CA is valid
+// now and for about ten years.
 func TestAdminConfig(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
 	mustNew(t, dir, document)
 	files := contents(t, dir)
 	k, err := kubeapi.ParseKubeconfig([]byte(files["admin.conf"]))
-	if err != nil || len(k.Clusters) != 3 || k.Clusters[2].Cluster.Server != "https://192.168.7.13:6443" {
-		t.Fatalf("%+v %v", k, err)
-	}
-	block, _ := pem.Decode([]byte(files["pki/ca.crt"]))
-	ca, err := x509.ParseCertificate(block.Bytes)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if ca.NotBefore.After(now()) || ca.NotAfter.Before(now().AddDate(9, 11, 0)) {
-		t.Error(ca.NotBefore, ca.NotAfter)
+	ca := parseCert(t, files["pki/ca.crt"])
+	var want []kubeapi.NamedCluster
+	var contexts []kubeapi.NamedContext
+	for n := range 3 {
+		name := fmt.Sprintf("shops-m%d", n+1)
+		want = append(want, kubeapi.NamedCluster{Name: name, Cluster: kubeapi.Cluster{
+			Server: fmt.Sprintf("https://192.168.7.%d:6443", 11+n), CAData: base64.StdEncoding.EncodeToString([]byte(files["pki/ca.crt"]))}})
+		contexts = append(contexts, kubeapi.NamedContext{Name: name, Context: kubeapi.Context{Cluster: name, User: "shops-admin"}})
+	}
+	if !reflect.DeepEqual(k.Clusters, want) || !reflect.DeepEqual(k.Contexts, contexts) || k.CurrentContext != "shops-m1" {
+		t.Errorf("clusters %+v, contexts %+v, current context %s", k.Clusters, k.Contexts, k.CurrentContext)
+	}
+	if len(k.Users) != 1 || k.Users[0].Name != "shops-admin" {
+		t.Fatalf("%d users", len(k.Users))
+	}
+	decode := func(text string) []byte {
+		b, err := base64.StdEncoding.DecodeString(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	user := k.Users[0].User
+	if _, err := tls.X509KeyPair(decode(user.CertData), decode(user.KeyData)); err != nil {
+		t.Errorf("the administrator's key: %v", err)
+	}
+	cert := parseCert(t, string(decode(user.CertData)))
+	if !slices.Equal(cert.Subject.Organization, []string{"kubeadm:cluster-admins"}) || !slices.Equal(cert.ExtKeyUsage, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}) {
+		t.Errorf("the certificate is for %s, usage %v", cert.Subject, cert.ExtKeyUsage)
+	}
+	for _, at := range []struct {
+		time  time.Time
+		valid bool
+	}{{now().AddDate(0, 0, -1), false}, {now(), true}, {now().AddDate(0, 11, 0), true}, {now().AddDate(1, 1, 0), false}} {
+		if err := accepts(ca, cert, at.time); (err == nil) != at.valid {
+			t.Errorf("the administrator's certificate at %s: %v", at.time, err)
+		}
+	}
+	if ca.NotBefore.After(now()) || ca.NotAfter.Before(now().AddDate(9, 11, 0)) || ca.NotAfter.After(now().AddDate(10, 1, 0)) {
+		t.Errorf("the CA is valid from %s to %s", ca.NotBefore, ca.NotAfter)
 	}
 }
 
