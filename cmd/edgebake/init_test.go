@@ -108,6 +108,18 @@ func TestInitFromCluster(t *testing.T) {
 		}
 		return string(b)
 	}
+	all := func() map[string]string {
+		return map[string]string{"image.yaml": text("image.yaml"), "site.yaml": text("site.yaml"), "agents.yaml": text("agents.yaml")}
+	}
+	token := func() string {
+		t.Helper()
+		site, err := configs.ParseSite("site.yaml", []byte(text("site.yaml")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		id, _, _ := strings.Cut(site.Credentials.Token.Reveal(), ".")
+		return kubeapi.TokenSecretName(id)
+	}
 	c.want(text("image.yaml"), "\n  version: v1.36.3\n", "\n  sandbox: registry.k8s.io/pause:3.10\n", "\nimagesFrom: [agents.yaml]\n")
 	agents := text("agents.yaml")
 	c.want(agents, "image: ghcr.io/flannel-io/flannel-cni-plugin:v1.7.1", "image: ghcr.io/flannel-io/flannel:v0.27.0", "image: registry.k8s.io/kube-proxy:v1.36.3")
@@ -123,9 +135,8 @@ func TestInitFromCluster(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	token, _, _ := strings.Cut(site.Credentials.Token.Reveal(), ".")
 	if !slices.Equal(site.Masters, []string{"192.168.7.11:6443", "192.168.7.12:6443"}) || site.Endpoint != "cp.example.com" ||
-		!slices.Equal(site.CACertHashes, pins) || !slices.Equal(l.minted, []string{kubeapi.TokenSecretName(token)}) {
+		!slices.Equal(site.CACertHashes, pins) || !slices.Equal(l.minted, []string{token()}) {
 		t.Errorf("%s\nminted %q, the CA is %q", text("site.yaml"), l.minted, pins)
 	}
 	if st, err := os.Stat("site.yaml"); err != nil || st.Mode().Perm() != 0o600 {
@@ -133,19 +144,30 @@ func TestInitFromCluster(t *testing.T) {
 	}
 
 	// A second run keeps all files, including edited ones, and creates no token.
-	before := text("site.yaml")
+	before := all()
 	c.run(0, "init", "--kubeconfig", "kubeconfig", "--ssh-key", "id.pub")
-	c.want(c.out, "kept the existing site.yaml", "the Site's token is still valid", "Next: edgebake build\n")
-	c.file("site.yaml", before+"labels: {a: b}\n")
+	c.want(c.out, "kept the existing image.yaml", "kept the existing site.yaml", "kept the existing agents.yaml", "the Site's token is still valid", "Next: edgebake build\n")
+	if !maps.Equal(all(), before) || len(l.minted) != 1 {
+		t.Errorf("minted %q, %q", l.minted, all())
+	}
+	edited := maps.Clone(before)
+	edited["image.yaml"] += "# for the shops\n"
+	edited["site.yaml"] += "labels: {a: b}\n"
+	for name, doc := range edited {
+		c.file(name, doc)
+	}
 	c.run(0, "init", "--kubeconfig", "kubeconfig")
-	if text("site.yaml") != before+"labels: {a: b}\n" || len(l.minted) != 1 {
-		t.Errorf("minted %q, %s", l.minted, text("site.yaml"))
+	if !maps.Equal(all(), edited) || len(l.minted) != 1 {
+		t.Errorf("minted %q, %q", l.minted, all())
 	}
 
 	// Other forms of init also keep the values from the cluster.
 	for _, form := range [][]string{{"init"}, {"init", "--cluster"}} {
 		c.run(0, form...)
 		c.want(c.out, "kept the existing image.yaml")
+		if !maps.Equal(all(), edited) {
+			t.Errorf("%q changed the files: %q", form, all())
+		}
 	}
 	if err := os.Remove("cluster.yaml"); err != nil {
 		t.Fatal(err)
@@ -155,21 +177,30 @@ func TestInitFromCluster(t *testing.T) {
 	delete(l.answers, "/api/v1/namespaces/kube-system/secrets/"+l.minted[0])
 	c.run(1, "init", "--kubeconfig", "kubeconfig", "--ssh-key", "id.pub")
 	c.want(c.err, "site.yaml exists and is not changed; write these values into it, or replace it with --force:\n  credentials.token: a valid token")
-	c.file("site.yaml", before)
+	if !maps.Equal(all(), edited) || len(l.minted) != 1 {
+		t.Errorf("minted %q, %q", l.minted, all())
+	}
+	c.file("site.yaml", before["site.yaml"])
 	c.run(0, "init", "--kubeconfig", "kubeconfig", "--ssh-key", "id.pub")
 	c.want(c.out, "replaced site.yaml (unedited)")
-	if len(l.minted) != 2 || strings.Contains(text("site.yaml"), token) {
+	if len(l.minted) != 2 || l.minted[1] == l.minted[0] || token() != l.minted[1] {
 		t.Errorf("minted %q, %s", l.minted, text("site.yaml"))
 	}
 
-	// If the cluster has changed, the values that an edited Image lacks are listed.
+	// If the cluster has changed, the values that an edited Image lacks are listed. With --force, the
+	// files are replaced.
 	l.answers["/version"] = `{"gitVersion": "v1.36.5"}`
 	c.run(1, "init", "--kubeconfig", "kubeconfig", "--ssh-key", "id.pub")
 	c.want(c.err, "image.yaml exists and is not changed; write these values into it, or replace it with --force:\n  kubernetes.version: v1.36.5\n")
-	c.run(0, "init", "--kubeconfig", "kubeconfig", "--force")
-	if len(l.minted) != 3 {
-		t.Errorf("minted %q", l.minted)
+	if text("image.yaml") != edited["image.yaml"] || len(l.minted) != 2 {
+		t.Errorf("minted %q, %s", l.minted, text("image.yaml"))
 	}
+	c.run(0, "init", "--kubeconfig", "kubeconfig", "--force")
+	c.want(text("image.yaml"), "\n  version: v1.36.5\n")
+	if strings.Contains(text("image.yaml"), "for the shops") || len(l.minted) != 3 || token() != l.minted[2] {
+		t.Errorf("minted %q, %s\n%s", l.minted, text("image.yaml"), text("site.yaml"))
+	}
+	c.run(0, "validate", "image.yaml", "site.yaml")
 }
 
 // TestInitFromClusterFails checks that if the cluster cannot be read, init writes nothing and
