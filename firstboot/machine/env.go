@@ -266,14 +266,22 @@ func (e *Env) Path(p string) string { return filepath.Join(e.Root, p) }
 
 func (e *Env) Read(path string) ([]byte, error) { return os.ReadFile(e.Path(path)) }
 
-// Contents returns the contents of a file, or nil if it is missing. An unreadable file is logged
-// and counts as missing.
+// Contents returns the contents of a file, or nil if it is missing. An unreadable file is reported
+// and counts as missing. Use Read where that would be wrong.
 func (e *Env) Contents(path string) []byte {
 	b, err := e.Read(path)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) && e.Log != nil {
-		e.Log.Debug("a file cannot be read, and is treated as missing", "error", err)
+	switch {
+	case err == nil:
+		return b
+	case errors.Is(err, fs.ErrNotExist):
+	case strings.HasPrefix(path, "/sys/") || strings.HasPrefix(path, "/proc/"):
+		// The kernel returns an error for attributes that a device does not have.
+	case e.OnNote != nil:
+		e.Note("%s: the file is treated as missing. To fix: check the disk (`journalctl -k`)", OneLine(err))
+	case e.Log != nil:
+		e.Log.Warn("a file cannot be read, and is treated as missing", "error", err)
 	}
-	return b
+	return nil // Read may have returned a part
 }
 
 // Text returns Contents without surrounding white space. It is meant for short files, such as the
