@@ -49,6 +49,23 @@ const (
 	anIgn   = `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/etc/motd","contents":{"source":"data:,hello"}}]}}`
 )
 
+// TestSignedStickWithoutTheLastDate checks that no signature is accepted while the date of the last
+// accepted one cannot be read, since any stick could then be an old one.
+func TestSignedStickWithoutTheLastDate(t *testing.T) {
+	t.Parallel()
+	key := newSiteKey(t)
+	w := nativeWorld(t)
+	w.MustBoot()
+	w.setStickPolicy(ondisk.SitesSigned, key)
+	w.signed(key, worldtest.Day(5), nil, map[string]string{"site.yaml": w.Site("network: {dns: [192.0.2.123]}")})
+	w.PowerOn()
+	w.Put(ondisk.StateDir+"/signed/directory", "")
+	w.MustBoot()
+	if strings.Contains(w.SlotSite(worldtest.SlotDevice), "192.0.2.123") || !w.ConsoleHas("reading when the last accepted Site was signed: ") {
+		t.Errorf("the slot has\n%s\n%s", w.SlotSite(worldtest.SlotDevice), strings.Join(w.Console, "\n"))
+	}
+}
+
 // TestASignedStick checks that if a Site is signed with a key of the Image, all of it is applied,
 // except with the policy never. With an invalid signature, the stick counts as unsigned.
 func TestASignedStick(t *testing.T) {

@@ -524,6 +524,17 @@ func TestUnreadableEtcdIsNotBlank(t *testing.T) {
 	}
 }
 
+// TestUnreadableRecordIsNotMissing checks that etcd does not start while the record of its data, which
+// would show that the cluster was created before, cannot be read.
+func TestUnreadableRecordIsNotMissing(t *testing.T) {
+	t.Parallel()
+	m := newControlPlane(t, mintedSites(t, 1))
+	m.Put(controlplane.MembershipFile+"/directory", "")
+	if err := m.Boot(); err == nil || m.Has(controlplane.EtcdManifest) || !m.ConsoleHas("reading the record of etcd's data: ") {
+		t.Errorf("%v\n%s", err, strings.Join(m.Console, "\n"))
+	}
+}
+
 // TestPowerCutOfMaster cuts the power before each effect of a bootstrap. etcd is bootstrapped once,
 // and at each boot it starts only after a decision.
 func TestPowerCutOfMaster(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/http"
 	"os"
@@ -322,7 +323,7 @@ func memberEtcd(client *http.Client, m configs.ControlPlaneMember) etcdmember.Cl
 }
 
 // etcdDisk describes etcd's data on the disk. An unreadable disk is an error, because it may have
-// data.
+// data, or a record that the cluster was already created.
 func etcdDisk(e *machine.Env) (etcdmember.Disk, error) {
 	var d etcdmember.Disk
 	var err error
@@ -330,7 +331,11 @@ func etcdDisk(e *machine.Env) (etcdmember.Disk, error) {
 	if err != nil {
 		return d, run.Advise(fmt.Errorf("reading etcd's data: %w", err), "check the disk; to replace it, write the image to a new disk: the machine then joins again, if more than half of all control-plane nodes run without it")
 	}
-	d.Cluster = ReadMembership(e).Cluster
+	b, err := e.Read(MembershipFile)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return d, run.Advise(fmt.Errorf("reading the record of etcd's data: %w", err), "check the disk (`journalctl -k`)")
+	}
+	d.Cluster = parseMembership(b).Cluster
 	return d, nil
 }
 

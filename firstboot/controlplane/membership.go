@@ -34,9 +34,11 @@ type membership struct {
 const membershipVersion = 1
 
 // ReadMembership reads MembershipFile; the record is empty if the file is missing or damaged.
-func ReadMembership(e *machine.Env) membership {
+func ReadMembership(e *machine.Env) membership { return parseMembership(e.Contents(MembershipFile)) }
+
+func parseMembership(b []byte) membership {
 	var n membership
-	if json.Unmarshal(e.Contents(MembershipFile), &n) != nil {
+	if json.Unmarshal(b, &n) != nil {
 		return membership{}
 	}
 	return n

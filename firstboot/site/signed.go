@@ -1,7 +1,9 @@
 package site
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"strconv"
 	"strings"
@@ -39,12 +41,16 @@ func checkSignature(e *machine.Env, image ondisk.ImageInfo, old *Active, c *slot
 	if _, last := image.StampDates(); when.After(last) {
 		return 0, fmt.Errorf("it was signed on %s, which is too late for this image: correct the clock of the signing computer, and sign it again", when.Format(time.DateTime))
 	}
+	accepted, err := lastSigned(e)
+	if err != nil {
+		return 0, err
+	}
 	for _, floor := range []struct {
 		seconds int64
 		format  string
 	}{
 		{image.SitesNotBefore, "the Image rejects Sites signed before %s (sites.notBefore): sign it again"},
-		{lastSigned(e), "the machine has accepted a Site signed on %s: sign it again to use it anyway"},
+		{accepted, "the machine has accepted a Site signed on %s: sign it again to use it anyway"},
 		{stampedOnDisk(e, old), "the Site in the slot was stamped on %s: sign it again to use it anyway"},
 	} {
 		if when.Unix() < floor.seconds {
@@ -66,12 +72,21 @@ func stampedOnDisk(e *machine.Env, active *Active) int64 {
 	return active.Stamped
 }
 
-// lastSigned returns the date before which signatures are rejected, or 0 if there is none.
-func lastSigned(e *machine.Env) int64 { return slices.Max(append(secondsIn(e, signedFile), 0)) }
+// lastSigned returns the date before which signatures are rejected, or 0 if there is none. If it
+// cannot be read, a Site of any date could be an old one.
+func lastSigned(e *machine.Env) (int64, error) {
+	b, err := e.Read(signedFile)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return 0, fmt.Errorf("reading when the last accepted Site was signed: %w: check the disk (`journalctl -k`)", err)
+	}
+	return slices.Max(append(parseSeconds(string(b)), 0)), nil
+}
 
-func secondsIn(e *machine.Env, file string) []int64 {
+func secondsIn(e *machine.Env, file string) []int64 { return parseSeconds(e.Text(file)) }
+
+func parseSeconds(list string) []int64 {
 	var out []int64
-	for _, text := range strings.Fields(e.Text(file)) {
+	for _, text := range strings.Fields(list) {
 		if n, err := strconv.ParseInt(text, 10, 64); err == nil {
 			out = append(out, n)
 		}
@@ -86,8 +101,8 @@ func (s *stick) saveSigned(e *machine.Env) error {
 	if !s.known {
 		floor = max(floor, stampedOnDisk(e, s.before))
 	}
-	if floor <= lastSigned(e) {
-		return nil
+	if last, err := lastSigned(e); err != nil || floor <= last {
+		return err
 	}
 	if err := writeSeconds(e, signedFile, floor); err != nil {
 		return fmt.Errorf("recording when the Site of stick %s was signed: %w", s.dev, err)
