@@ -215,8 +215,11 @@ func (o *orders) load() error {
 	plan, s := o.e.Text(planFile), settled(o.e)
 	another := plan != o.record.Plan // another update has begun after the order's; plan is "" once it has ended
 	failed := s != nil && s.Status == ondisk.UpdateFailed
+	plans, err := failedPlans(o.e)
 	switch {
-	case failed && !another, another && slices.Contains(failedPlans(o.e), o.record.Plan):
+	case err != nil:
+		return err
+	case failed && !another, another && slices.Contains(plans, o.record.Plan):
 		return o.end(order.StateFailed, "the new system failed to start, and the machine runs the previous one; journalctl --list-boots on the machine lists the boots")
 	case another && (failed || plan == "" || plan == o.image.Plan && !run.OnTrial(o.e)):
 		return o.end(order.StateFailed, fmt.Sprintf("another image was installed after that of the order, and the machine runs %s (plan %s)", o.image.Name, o.image.Plan))
@@ -410,10 +413,13 @@ func (o *orders) rejection(x order.Order) string {
 
 // mayTry returns the reason why the order may not put a plan on trial, or nil.
 func (o *orders) mayTry(x order.Order, plan string) error {
+	failed, err := failedPlans(o.e)
 	switch t := o.record.trials(plan); {
+	case err != nil:
+		return err
 	case t.Count >= maxTrials:
 		return fmt.Errorf("orders have installed this image %d times on this machine, and may not do so again: run `firstboot update` on the machine, or build the image with a higher updates.serial", t.Count)
-	case slices.Contains(failedPlans(o.e), plan) && (x.Again == "" || x.Again == t.Again):
+	case slices.Contains(failed, plan) && (x.Again == "" || x.Again == t.Again):
 		return errors.New("this machine has tried this image and returned to the previous system: to try it once more, add a new again=WORD to the order")
 	}
 	return nil

@@ -24,6 +24,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/fat"
+	"github.com/edgebake/edgebake/ondisk/order"
 	"github.com/edgebake/edgebake/ondisk/slot"
 	"github.com/edgebake/edgebake/ondisk/tree"
 	format "github.com/edgebake/edgebake/ondisk/update"
@@ -479,8 +480,29 @@ func TestCutOffIsNoFailure(t *testing.T) {
 			t.Fatal(err)
 		}
 		b.cut = 0
-		if got := failedPlans(b.env()); !slices.Equal(got, []string{newPlan}) {
-			t.Errorf("cut at %d: failed: %q, %s", n, got, b.status())
+		if got, err := failedPlans(b.env()); err != nil || !slices.Equal(got, []string{newPlan}) {
+			t.Errorf("cut at %d: failed: %q, %v, %s", n, got, err, b.status())
+		}
+	}
+}
+
+// TestUnreadableFailures checks that no order and no stick installs an image while the list of the
+// failed ones cannot be read, and that the list is not replaced.
+func TestUnreadableFailures(t *testing.T) {
+	b := newBox(t)
+	list := filepath.Join(b.root, failedFile)
+	if err := os.MkdirAll(list, 0o700); err != nil { // a directory cannot be read
+		t.Fatal(err)
+	}
+	u := &job{e: b.env(), sys: &system{}, o: Options{byItself: true}}
+	u.next.UpdateSerial = 1
+	for name, err := range map[string]error{
+		"an order":    (&orders{e: b.env()}).mayTry(order.Order{}, newPlan),
+		"a stick":     u.takesByItself(),
+		"a recording": noteFailed(b.env()),
+	} {
+		if err == nil || !strings.Contains(err.Error(), list) {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"path/filepath"
 	"slices"
 	"sort"
@@ -258,12 +259,16 @@ func allOld(err error) bool {
 
 // takesByItself returns an error if an automatic update may not install the image.
 func (u *job) takesByItself() error {
-	switch {
-	case !u.o.byItself:
+	if !u.o.byItself {
 		return nil
+	}
+	failed, err := failedPlans(u.e)
+	switch {
+	case err != nil:
+		return err
 	case u.next.UpdateSerial <= u.sys.image.UpdateSerial:
 		return errOld
-	case slices.Contains(failedPlans(u.e), u.next.Plan):
+	case slices.Contains(failed, u.next.Plan):
 		return run.Advise(errors.New("this machine has tried this image and returned to the previous system"), "`firstboot update stick` on the machine tries it once more")
 	}
 	return closed(u.e, u.sys.image, u.sys.active)
@@ -272,21 +277,26 @@ func (u *job) takesByItself() error {
 // maxFailed is the maximum number of plans in failedFile.
 const maxFailed = 16
 
-// failedPlans lists the plans of images that failed on this machine, oldest first.
-func failedPlans(e *machine.Env) []string {
-	plans := strings.Fields(e.Text(failedFile))
+// failedPlans lists the plans of images that failed on this machine, oldest first. If the list cannot
+// be read, any image may have failed.
+func failedPlans(e *machine.Env) ([]string, error) {
+	b, err := e.Read(failedFile)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, run.Advise(fmt.Errorf("reading which images have failed on this machine: %w", err), "check the disk (`journalctl -k`)")
+	}
+	plans := strings.Fields(string(b))
 	if s := settled(e); s != nil && s.Status == ondisk.UpdateFailed {
 		plan := e.Text(planFile)
 		plans = append(slices.DeleteFunc(plans, func(p string) bool { return p == plan }), plan)
 	}
-	return plans[max(0, len(plans)-maxFailed):]
+	return plans[max(0, len(plans)-maxFailed):], nil
 }
 
 // noteFailed records the plan of a failed update, before another update overwrites planFile.
 func noteFailed(e *machine.Env) error {
-	plans := failedPlans(e)
-	if len(plans) == 0 {
-		return nil
+	plans, err := failedPlans(e)
+	if err != nil || len(plans) == 0 {
+		return err
 	}
 	if _, err := e.Write(failedFile, []byte(strings.Join(plans, "\n")+"\n"), machine.Mode(0o600)); err != nil {
 		return fmt.Errorf("recording that the update has failed: %w", err)
