@@ -134,11 +134,11 @@ func isInside(path, dir string) bool {
 		return false
 	}
 	inner, err := realPath(filepath.Dir(path))
-	return err == nil && within(inner, outer)
+	return err == nil && isSameOrBelow(inner, outer)
 }
 
-// within reports whether the path inner is outer or a path below outer.
-func within(inner, outer string) bool {
+// isSameOrBelow reports whether the path inner is outer or a path below outer.
+func isSameOrBelow(inner, outer string) bool {
 	return inner == outer || strings.HasPrefix(inner, strings.TrimSuffix(outer, "/")+"/")
 }
 
@@ -181,7 +181,7 @@ func checkOverlay(path, dir string) error {
 	if err := errors.Join(outerErr, innerErr); err != nil {
 		return err
 	}
-	if within(inner, outer) {
+	if isSameOrBelow(inner, outer) {
 		return fmt.Errorf("packing overlay %s: it contains the Image, and therefore also the lock and the built images: move the overlay to its own directory", path)
 	}
 	return nil

@@ -50,7 +50,7 @@ func OpenPayload(file string, site *Site, o StampOptions, keys []string) (*Paylo
 	}
 	p := &Payload{Image: f.Image, Slot: f.Slot, State: f.State, Need: f.End + tailRoom, Sector: f.m.table.SectorSize, f: f}
 	p.system = sync.OnceValues(p.openSystem)
-	if err := p.take(); err != nil {
+	if err := p.prepareSlot(); err != nil {
 		f.Close()
 		return nil, fmt.Errorf("making an installer of image %s: %w", file, err)
 	}
@@ -60,8 +60,8 @@ func OpenPayload(file string, site *Site, o StampOptions, keys []string) (*Paylo
 // Close closes the image.
 func (p *Payload) Close() { p.f.Close() }
 
-// take computes SlotSum, and the patches that replace the slot in the compressed file.
-func (p *Payload) take() error {
+// prepareSlot computes SlotSum, and the patches that replace the slot in the compressed file.
+func (p *Payload) prepareSlot() error {
 	m := p.f.m
 	if boards := p.Image.Boards; len(boards) > 0 {
 		return fmt.Errorf("the image is for %s, whose firmware cannot start installers: write the image to the board's card or drive with edgebake flash", strings.Join(boards, " and "))
@@ -102,7 +102,7 @@ func (p *Payload) compress(ctx context.Context, progress func(done, total int64)
 	}
 	p.f.m.Close()
 	p.f.m, p.system = m, sync.OnceValues(p.openSystem)
-	return p.take()
+	return p.prepareSlot()
 }
 
 // slotEdits returns the changes that stamping makes to a compressed file.

@@ -28,15 +28,15 @@ func (s *senderLimit) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		from := sender(conn.RemoteAddr())
-		if !s.take(from) {
+		if !s.acquire(from) {
 			conn.Close()
 			continue
 		}
-		return &senderConn{Conn: conn, leave: sync.OnceFunc(func() { s.leave(from) })}, nil
+		return &senderConn{Conn: conn, leave: sync.OnceFunc(func() { s.release(from) })}, nil
 	}
 }
 
-func (s *senderLimit) take(from netip.Prefix) bool {
+func (s *senderLimit) acquire(from netip.Prefix) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.open[from] >= s.most {
@@ -46,7 +46,7 @@ func (s *senderLimit) take(from netip.Prefix) bool {
 	return true
 }
 
-func (s *senderLimit) leave(from netip.Prefix) {
+func (s *senderLimit) release(from netip.Prefix) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.open[from]--; s.open[from] == 0 {

@@ -91,8 +91,8 @@ func badManifestPath(s string) string {
 // owners maps a value that only one machine can have to the field that contains it.
 type owners map[string]string
 
-// take records that a field contains a value, or reports that another field already contains it.
-func (o owners) take(value, path, what string, probs *configs.Problems) {
+// claim records that a field contains a value, or reports that another field already contains it.
+func (o owners) claim(value, path, what string, probs *configs.Problems) {
 	if value == "" {
 		return
 	}
@@ -114,20 +114,20 @@ func (c *Cluster) validateMachines(probs *configs.Problems) {
 		m.validateAddress(path, probs)
 		own := owners{}
 		if a, err := netip.ParseAddr(m.Address); err == nil {
-			addresses.take(a.Unmap().String(), path+".address", "address", probs)
+			addresses.claim(a.Unmap().String(), path+".address", "address", probs)
 			own[a.Unmap().String()] = path + ".address" // the machine's network may repeat its address
 		}
-		takeMatch(m.Match, path+".match", marks, probs)
+		claimMatch(m.Match, path+".match", marks, probs)
 		site := c.siteFrame(configs.NodeNative, m.Name)
 		site.Network = m.Network
 		c.validateSite(&site, path, probs)
-		takeSubnets(&m.Network, path, addresses, own, probs)
+		claimSubnets(&m.Network, path, addresses, own, probs)
 	}
 	for i := range c.Nodes {
 		n := &c.Nodes[i]
 		path := fmt.Sprintf("nodes[%d]", i)
 		c.validateName(n.Name, path+".name", names, probs)
-		takeMatch(n.Match, path+".match", marks, probs)
+		claimMatch(n.Match, path+".match", marks, probs)
 		if (n.NodeType == configs.NodeEdge || n.NodeType == configs.NodeCloud) && !c.HasOpenYurt() {
 			probs.Add(path+".nodeType", "%s requires OpenYurt, which the cluster does not have (openyurt: false)", n.NodeType)
 		}
@@ -136,7 +136,7 @@ func (c *Cluster) validateMachines(probs *configs.Problems) {
 			site.NodeType, site.NodePool = configs.NodeNative, "" // the wrong node type has already been reported
 		}
 		c.validateSite(site, path, probs)
-		takeSubnets(&n.Network, path, addresses, nil, probs)
+		claimSubnets(&n.Network, path, addresses, nil, probs)
 	}
 	c.validateShared(probs)
 }
@@ -156,7 +156,7 @@ func (c *Cluster) validateName(name, path string, names owners, probs *configs.P
 	if name == c.Endpoint {
 		probs.Add(path, "is also the cluster's endpoint; choose another name")
 	}
-	names.take(name, path, "name", probs)
+	names.claim(name, path, "name", probs)
 }
 
 func (m *ControlPlaneNode) validateAddress(path string, probs *configs.Problems) {
@@ -193,23 +193,23 @@ func (m *ControlPlaneNode) validateAddress(path string, probs *configs.Problems)
 	}
 }
 
-// takeSubnets records the addresses of a machine, except those in own.
-func takeSubnets(n *configs.Network, path string, addresses, own owners, probs *configs.Problems) {
+// claimSubnets records the addresses of a machine, except those in own.
+func claimSubnets(n *configs.Network, path string, addresses, own owners, probs *configs.Problems) {
 	for _, s := range n.Subnets() {
 		if a := s.Addr().Unmap().String(); own[a] == "" {
-			addresses.take(a, path+"."+s.Path, "address", probs)
+			addresses.claim(a, path+"."+s.Path, "address", probs)
 		}
 	}
 }
 
-// takeMatch validates the match of a machine, if it has one, and records its members.
-func takeMatch(m configs.Match, path string, marks owners, probs *configs.Problems) {
+// claimMatch validates the match of a machine, if it has one, and records its members.
+func claimMatch(m configs.Match, path string, marks owners, probs *configs.Problems) {
 	if m.IsZero() {
 		return
 	}
 	m.Validate(path, probs)
 	for _, k := range m.Keys() {
-		marks.take(k.Key, path+strings.TrimPrefix(k.Field, "match"), "", probs)
+		marks.claim(k.Key, path+strings.TrimPrefix(k.Field, "match"), "", probs)
 	}
 }
 

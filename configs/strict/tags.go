@@ -140,7 +140,7 @@ func Check(v any, checks Checks, probs *Problems) {
 				probs.Add(f.Path, "needs at least one item")
 			}
 		}
-		if low, high, ok := bounds(f.StructField); ok && !f.Value.IsZero() && !within(f.Value, low, high) {
+		if low, high, ok := bounds(f.StructField); ok && !f.Value.IsZero() && !inRange(f.Value, low, high) {
 			probs.Add(f.Path, "must be from %d to %d, not %v", low, high, f.Value)
 		}
 		checkEnum(f, probs)
@@ -165,7 +165,7 @@ func bounds(f reflect.StructField) (low, high int64, ok bool) {
 	return low, high, true
 }
 
-func within(v reflect.Value, low, high int64) bool {
+func inRange(v reflect.Value, low, high int64) bool {
 	if v.CanUint() {
 		return v.Uint() <= uint64(high) && v.Uint() >= uint64(low)
 	}

@@ -192,15 +192,15 @@ func Decide(v View) Decision {
 		return Decision{Do: Stop, Why: fmt.Sprintf("etcd's data on this disk belongs to another cluster (ID %s) than the Site (ID %s)", v.Disk.Cluster, v.Cluster),
 			Fix: v.rewriting("stamp a Site of the data's cluster; or write the image to this disk again, which destroys the data", "stamp a Site of the data's cluster, or name another control-plane node in continueFrom")}
 	case v.Request.ContinueFrom != "":
-		return v.continued()
+		return v.decideContinued()
 	case v.Disk.WAL:
-		return v.withData()
+		return v.decideWithData()
 	}
-	return v.blank()
+	return v.decideBlank()
 }
 
-// withData decides for a disk with data of this cluster.
-func (v View) withData() Decision {
+// decideWithData decides for a disk with data of this cluster.
+func (v View) decideWithData() Decision {
 	switch {
 	case v.Quorum && v.Etcd != "" && v.Disk.Etcd != "" && v.Etcd != v.Disk.Etcd:
 		return Decision{Do: Stop, Why: fmt.Sprintf("the other control-plane nodes run another etcd cluster (%s) than the one on this disk (%s)", v.Etcd, v.Disk.Etcd),
@@ -209,7 +209,7 @@ func (v View) withData() Decision {
 		return Decision{Do: Stop, Why: "this control-plane node's member was removed from etcd, so its data cannot be used",
 			Fix: v.rewriting("write the image to this machine's disk again: it then joins as a new member", fixChooseOneCopy)}
 	case v.Disk.Cluster == "":
-		return v.withoutRecord()
+		return v.decideWithoutRecord()
 	}
 	return Decision{Do: Start, Why: "the disk has this control-plane node's etcd data"}
 }
@@ -218,9 +218,9 @@ func (v View) withData() Decision {
 // others have a quorum: a person must choose whose data is kept.
 const fixChooseOneCopy = "keep all disks; to keep this machine's data, switch the other control-plane nodes off; to keep their data, remove continueFrom from the Site"
 
-// withoutRecord decides for data without a record of its cluster. No request makes this machine
+// decideWithoutRecord decides for data without a record of its cluster. No request makes this machine
 // serve that data.
-func (v View) withoutRecord() Decision {
+func (v View) decideWithoutRecord() Decision {
 	d := Decision{Do: Stop, Why: "this disk has etcd data, but no record of its cluster",
 		Fix: "keep this disk, and switch the other control-plane nodes on; if they are permanently lost, restore a snapshot, for example from /var/lib/edgebake/snapshots (`edgebake cluster sites DIR --continue-from NAME --restore FILE`)"}
 	if v.Quorum {
@@ -253,13 +253,13 @@ func (v View) Own(m Member) bool {
 	return m.Name == v.Self || slices.Contains(m.PeerURLs, v.PeerURL)
 }
 
-// blank decides for a disk without data: new, wiped or reflashed.
-func (v View) blank() Decision {
+// decideBlank decides for a disk without data: new, wiped or reflashed.
+func (v View) decideBlank() Decision {
 	lived, silent := v.in(InUse), slices.DeleteFunc(v.in(Silent), v.absent)
 	risen := slices.DeleteFunc(slices.Concat(v.in(Blank), v.in(Leaderless), v.in(Spent)), func(name string) bool { return !v.absent(name) })
 	switch {
 	case v.Quorum:
-		return v.join()
+		return v.decideJoin()
 	case len(lived) > 0:
 		return Decision{Do: Stop, Why: fmt.Sprintf("the cluster has been in use (%s), and has no quorum: an empty member could complete the quorum and lose data", list(lived)),
 			Fix: "switch the other control-plane nodes on until more than half of all run; if they are permanently lost, continue from one that has data (`edgebake cluster sites DIR --continue-from NAME`)"}
@@ -323,8 +323,8 @@ func (v View) permits() (d Decision, wait bool) {
 
 const spentFix = "restore a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`), or start an empty cluster again (`edgebake cluster sites DIR --bootstrap 48h`), with new Sites for every control-plane node"
 
-// join decides how to join a running cluster.
-func (v View) join() Decision {
+// decideJoin decides how to join a running cluster.
+func (v View) decideJoin() Decision {
 	switch v.Former {
 	case Alive:
 		return Decision{Do: Stop, Why: "another machine runs with this machine's Site: " + v.FormerWhy,
@@ -372,19 +372,19 @@ func orUnnamed(m Member) string {
 	return strings.Join(m.PeerURLs, ", ")
 }
 
-// continued decides after a person has given up the data of lost nodes, and has named the node with
+// decideContinued decides after a person has given up the data of lost nodes, and has named the node with
 // whose data the cluster continues.
-func (v View) continued() Decision {
+func (v View) decideContinued() Decision {
 	from := v.Request.ContinueFrom
 	switch {
 	case from != v.Self && !slices.ContainsFunc(v.Peers, func(p Peer) bool { return p.Name == from }):
 		return Decision{Do: Stop, Why: "continueFrom in the Site names " + from + ", which is not one of its control-plane nodes", Fix: "correct continueFrom in the Site"}
 	case v.Disk.WAL && v.Disk.Continued && (from == v.Self || v.Counted && !v.Quorum):
-		return v.withData() // the named node may need this member for a quorum
+		return v.decideWithData() // the named node may need this member for a quorum
 	case from == v.Self:
-		return v.continuedFromSelf()
+		return v.decideContinuedFromSelf()
 	}
-	return v.continuedFromPeer(from)
+	return v.decideContinuedFromPeer(from)
 }
 
 // inQuorum reports whether the cluster has a quorum that lists this node's data.
@@ -392,38 +392,38 @@ func (v View) inQuorum() bool {
 	return v.Quorum && v.Disk.WAL && slices.ContainsFunc(v.Members, v.member)
 }
 
-// continuedFromSelf is continued for the named node.
-func (v View) continuedFromSelf() Decision {
+// decideContinuedFromSelf is continued for the named node.
+func (v View) decideContinuedFromSelf() Decision {
 	switch {
 	case !v.Disk.WAL && v.Quorum:
-		return v.join()
+		return v.decideJoin()
 	case !v.Disk.WAL && v.Request.Restored:
-		return v.restoredBefore()
+		return v.decideRestoredBefore()
 	case !v.Disk.WAL && v.Request.Restore:
 		return Decision{Do: Restore, Why: "continueFrom in the Site names this control-plane node, with a snapshot to restore"}
 	case !v.Disk.WAL:
 		return Decision{Do: Stop, Why: "continueFrom in the Site names this control-plane node, but its disk has no etcd data", Fix: "name a control-plane node that has data, or a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`)"}
 	case v.inQuorum():
-		return v.withData() // no data has to be given up
+		return v.decideWithData() // no data has to be given up
 	case v.Quorum:
 		return Decision{Do: Stop, Why: "continueFrom in the Site names this control-plane node, but the other control-plane nodes have a quorum without it", Fix: "remove continueFrom from the Site"}
 	case v.Request.Restored && v.Disk.Cluster == "":
-		return v.restoredBefore()
+		return v.decideRestoredBefore()
 	case v.Request.Restored:
 		return Decision{Do: Start, Why: DoneBefore}
 	case v.Request.Restore:
 		return Decision{Do: SetAside, Why: "continueFrom in the Site names this control-plane node, with a snapshot that replaces its data"}
 	case v.Disk.Cluster == "":
-		return v.withoutRecord()
+		return v.decideWithoutRecord()
 	}
 	return Decision{Do: ForceNewCluster, Why: "continueFrom in the Site names this control-plane node, and there is no quorum"}
 }
 
-// continuedFromPeer is continued for the nodes that were not named.
-func (v View) continuedFromPeer(from string) Decision {
+// decideContinuedFromPeer is continued for the nodes that were not named.
+func (v View) decideContinuedFromPeer(from string) Decision {
 	switch {
 	case v.inQuorum():
-		return v.withData() // no data has to be given up
+		return v.decideWithData() // no data has to be given up
 	case !v.Quorum && v.Disk.WAL && v.Disk.Continued:
 		return Decision{Do: Wait, Why: "this control-plane node has joined " + from + " (continueFrom), but " + from + " does not list it as a member yet", Fix: "switch " + from + " on; if it is permanently lost, stamp Sites without continueFrom onto all other control-plane nodes"}
 	case !v.Quorum && slices.Contains(v.in(Spent), from):
@@ -433,12 +433,12 @@ func (v View) continuedFromPeer(from string) Decision {
 	case v.Disk.WAL:
 		return Decision{Do: SetAside, Why: "the cluster continues with the data of " + from + " (continueFrom), and this control-plane node's data may differ"}
 	}
-	return v.join()
+	return v.decideJoin()
 }
 
 // restoredBefore stops: the restore was carried out before, and another one would lose all later
 // writes.
-func (v View) restoredBefore() Decision {
+func (v View) decideRestoredBefore() Decision {
 	return Decision{Do: Stop, Why: "this machine has already carried out the Site's request (continueFrom, restore) or a later one, and its data is gone",
 		Fix: "if other control-plane nodes have joined since, they have the newer data: continue from one of them (`edgebake cluster sites DIR --continue-from NAME`); " + restoreAgain}
 }

@@ -450,8 +450,8 @@ type Sessions struct {
 	all map[string]*servercert.SessionCache // by "host:port"
 }
 
-// with returns the session cache for an API server; nil if sessions are not kept.
-func (s *Sessions) with(master string) tls.ClientSessionCache {
+// cacheFor returns the session cache for an API server; nil if sessions are not kept.
+func (s *Sessions) cacheFor(master string) tls.ClientSessionCache {
 	if s == nil {
 		return nil
 	}
@@ -526,7 +526,7 @@ func (d Dialer) shake(ctx context.Context, master string, conf *tls.Config) (*tl
 		}
 	}
 	for {
-		conf.ClientSessionCache = d.Sessions.with(master)
+		conf.ClientSessionCache = d.Sessions.cacheFor(master)
 		raw, err := d.Dial(ctx, "tcp", master)
 		if err != nil {
 			return nil, fmt.Errorf("connecting to the API server %s: %w", master, err)

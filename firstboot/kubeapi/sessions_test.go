@@ -12,12 +12,12 @@ import (
 func TestSessionsEnd(t *testing.T) {
 	var s Sessions
 	const master = "10.0.0.1:6443"
-	kept := s.with(master)
-	if s.with(master) != kept {
+	kept := s.cacheFor(master)
+	if s.cacheFor(master) != kept {
 		t.Error("no session is kept")
 	}
 	s.all[master].Began = time.Now().Add(-servercert.MaxSessionAge - time.Second)
-	if s.with(master) == kept {
+	if s.cacheFor(master) == kept {
 		t.Error("a session is kept for more than an hour")
 	}
 }

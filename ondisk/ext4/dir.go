@@ -42,7 +42,7 @@ func direntSize(name string) int { return direntHeader + pad4(len(name)) }
 
 // measure decides whether d needs an index, sorts its entries accordingly, and sets its number of
 // blocks.
-func (d *dir) measure(seed [16]byte) error {
+func (d *directory) measure(seed [16]byte) error {
 	size := dotEntries
 	for _, e := range d.entries {
 		size += direntSize(e.name)
@@ -83,15 +83,15 @@ type hashedEntry struct {
 	entry
 }
 
-// leaf is one block of names. It holds the entries [first, end) of its directory.
-type leaf struct {
+// leafBlock is one block of names. It holds the entries [first, end) of its directory.
+type leafBlock struct {
 	first, end int
 	hash       uint32 // hash of the first name, as stored in the index
 }
 
 // leaves divides the entries, which are sorted by hash, into blocks.
-func (d *dir) leaves(seed [16]byte) []leaf {
-	var out []leaf
+func (d *directory) leaves(seed [16]byte) []leafBlock {
+	var out []leafBlock
 	room := 0
 	for i, e := range d.entries {
 		n := direntSize(e.name)
@@ -100,7 +100,7 @@ func (d *dir) leaves(seed [16]byte) []leaf {
 			if i > 0 && nameHash(seed, d.entries[i-1].name) == h {
 				h |= 1 // the previous block has names of the same hash
 			}
-			out = append(out, leaf{first: i, hash: h})
+			out = append(out, leafBlock{first: i, hash: h})
 			room = leafRoom
 		}
 		room -= n
@@ -137,11 +137,11 @@ func (w *direntBlock) finish(seed uint32) {
 }
 
 // emitDir encodes the blocks of a directory in order. next returns the memory of each block.
-func (v *volume) emitDir(d *dir, next func() []byte) {
+func (v *volume) emitDir(d *directory, next func() []byte) {
 	seed := inodeSeed(v.seed, d.number, 0)
 	names := func(w *direntBlock, entries []entry) {
 		for _, e := range entries {
-			w.add(e.inode, fileTypes[v.inodes[e.inode-1].node.Mode>>12], e.name)
+			w.add(e.number, fileTypes[v.inodes[e.number-1].node.Mode>>12], e.name)
 		}
 	}
 	if !d.indexed {

@@ -41,13 +41,13 @@ func newEmitter(w io.WriterAt) *emitter {
 		e.empty <- make([]byte, 0, bufferSize)
 	}
 	e.cur.b = <-e.empty
-	go e.run(w)
+	go e.writeChunks(w)
 	return e
 }
 
-// run writes chunks until full is closed. After a failed write it writes nothing and only returns
-// the buffers, so that the sender does not block.
-func (e *emitter) run(w io.WriterAt) {
+// writeChunks writes chunks until full is closed. After a failed write it writes nothing and only
+// returns the buffers, so that the sender does not block.
+func (e *emitter) writeChunks(w io.WriterAt) {
 	defer close(e.done)
 	for c := range e.full {
 		if e.err == nil {
@@ -136,7 +136,7 @@ func (e *emitter) close() error {
 // an interrupted write cannot be mistaken for a file system.
 func (v *volume) emit(e *emitter, src *source) error {
 	v.emitResize(e)
-	var p place
+	var p fileBlocks
 	for _, d := range v.dirs {
 		in := &v.inodes[d.number-1]
 		v.locate(&p, d.number, in)
@@ -163,7 +163,7 @@ func (v *volume) emit(e *emitter, src *source) error {
 
 // emitFile writes the blocks of a file in the order of their locations: extended attributes,
 // content, extent tree.
-func (v *volume) emitFile(e *emitter, src *source, number uint32, in *inode, p *place) error {
+func (v *volume) emitFile(e *emitter, src *source, number uint32, in *inode, p *fileBlocks) error {
 	n := in.node
 	if p.xattr != 0 {
 		_, list, _ := planXattrs(n.Xattrs) // checkNode has handled the error

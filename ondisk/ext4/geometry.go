@@ -25,8 +25,8 @@ const (
 	maxGrowTo = 4 << 40
 )
 
-// run is a sequence of adjacent blocks.
-type run struct{ start, n int64 }
+// blockRange is a sequence of adjacent blocks.
+type blockRange struct{ start, n int64 }
 
 // geometry has the location of all parts that depend only on the size and the number of inodes
 // ("Layout", "Flexible Block Groups").
@@ -41,7 +41,7 @@ type geometry struct {
 	// The locations of each group's bitmaps and inode table.
 	blockBitmap, inodeBitmap, inodeTable []int64
 	// free lists the blocks available for contents, in ascending order.
-	free []run
+	free []blockRange
 }
 
 // newGeometry divides size bytes into groups with at least the given number of inodes in total. If
@@ -86,10 +86,10 @@ func newGeometry(size, inodes int64) (g *geometry, missing int64, err error) {
 			blocks int64
 		}{{g.blockBitmap, 1}, {g.inodeBitmap, 1}, {g.inodeTable, g.tableBlocks}} {
 			for i := first; i < end; i++ {
-				at, ok := g.take(part.blocks, first*blocksPerGroup)
+				at, ok := g.allocate(part.blocks, first*blocksPerGroup)
 				if !ok {
 					// The last flex group has too little space, so put its metadata anywhere.
-					at, ok = g.take(part.blocks, 0)
+					at, ok = g.allocate(part.blocks, 0)
 				}
 				if !ok {
 					return nil, (end-first)*(2+g.tableBlocks) + minGroup, nil
@@ -145,10 +145,10 @@ func reservedGDT(g *geometry) int64 {
 
 // initialFree returns all blocks except the superblocks, the descriptors and the blocks reserved
 // for descriptors.
-func (g *geometry) initialFree() []run {
-	var free []run
+func (g *geometry) initialFree() []blockRange {
+	var free []blockRange
 	for group := range g.groups {
-		r := run{group*blocksPerGroup + g.superBlocks(group), g.groupBlocks(group) - g.superBlocks(group)}
+		r := blockRange{group*blocksPerGroup + g.superBlocks(group), g.groupBlocks(group) - g.superBlocks(group)}
 		if n := len(free); n > 0 && free[n-1].start+free[n-1].n == r.start {
 			free[n-1].n += r.n
 		} else {
@@ -158,9 +158,9 @@ func (g *geometry) initialFree() []run {
 	return free
 }
 
-// take removes n adjacent blocks from free and returns the first of them. It takes the first
+// allocate removes n adjacent blocks from free and returns the first of them. It takes the first
 // sequence of n free blocks that begins at or after block from.
-func (g *geometry) take(n, from int64) (int64, bool) {
+func (g *geometry) allocate(n, from int64) (int64, bool) {
 	i := sort.Search(len(g.free), func(i int) bool { return g.free[i].start+g.free[i].n > from })
 	for ; i < len(g.free); i++ {
 		r := g.free[i]
@@ -169,12 +169,12 @@ func (g *geometry) take(n, from int64) (int64, bool) {
 		if at+n > end {
 			continue
 		}
-		var rest []run
+		var rest []blockRange
 		if at > r.start {
-			rest = append(rest, run{r.start, at - r.start})
+			rest = append(rest, blockRange{r.start, at - r.start})
 		}
 		if at+n < end {
-			rest = append(rest, run{at + n, end - at - n})
+			rest = append(rest, blockRange{at + n, end - at - n})
 		}
 		g.free = slices.Replace(g.free, i, i+1, rest...)
 		return at, true
@@ -185,14 +185,14 @@ func (g *geometry) take(n, from int64) (int64, bool) {
 // stream numbers the free blocks in ascending order, starting from 0. Files get consecutive
 // numbers, so a start number and a length locate a file.
 type stream struct {
-	runs  []run
-	first []int64 // the stream number of each run's start
-	total int64
-	used  int64
+	ranges []blockRange
+	first  []int64 // the stream number of the start of each range
+	total  int64
+	used   int64
 }
 
-func newStream(free []run) *stream {
-	s := &stream{runs: free, first: make([]int64, len(free))}
+func newStream(free []blockRange) *stream {
+	s := &stream{ranges: free, first: make([]int64, len(free))}
 	for i, r := range free {
 		s.first[i] = s.total
 		s.total += r.n
@@ -212,9 +212,9 @@ func (s *stream) alloc(n int64) int64 {
 // extent has at most maxExtent blocks.
 func (s *stream) extents(buf []extent, at, n int64) []extent {
 	i := sort.Search(len(s.first), func(i int) bool { return s.first[i] > at }) - 1
-	for logical := int64(0); n > 0 && i < len(s.runs); i++ {
+	for logical := int64(0); n > 0 && i < len(s.ranges); i++ {
 		skip := at - s.first[i]
-		phys, left := s.runs[i].start+skip, min(s.runs[i].n-skip, n)
+		phys, left := s.ranges[i].start+skip, min(s.ranges[i].n-skip, n)
 		at += left
 		n -= left
 		for left > 0 {
@@ -228,15 +228,15 @@ func (s *stream) extents(buf []extent, at, n int64) []extent {
 	return buf
 }
 
-// freeIn appends the unused runs among the blocks [from, to).
-func (s *stream) freeIn(buf []run, from, to int64) []run {
-	i := sort.Search(len(s.runs), func(i int) bool { return s.runs[i].start+s.runs[i].n > from })
-	for ; i < len(s.runs) && s.runs[i].start < to; i++ {
-		r := s.runs[i]
+// freeIn appends the unused ranges among the blocks [from, to).
+func (s *stream) freeIn(buf []blockRange, from, to int64) []blockRange {
+	i := sort.Search(len(s.ranges), func(i int) bool { return s.ranges[i].start+s.ranges[i].n > from })
+	for ; i < len(s.ranges) && s.ranges[i].start < to; i++ {
+		r := s.ranges[i]
 		start := max(r.start, from, r.start+s.used-s.first[i])
 		end := min(r.start+r.n, to)
 		if start < end {
-			buf = append(buf, run{start, end - start})
+			buf = append(buf, blockRange{start, end - start})
 		}
 	}
 	return buf

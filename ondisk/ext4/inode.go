@@ -8,15 +8,15 @@ const (
 	flagExtents = 0x80000
 )
 
-// place is the location of a file's blocks.
-type place struct {
+// fileBlocks is the location of a file's blocks.
+type fileBlocks struct {
 	xattr   int64 // 0: none
 	content []extent
 	tree    []int64 // blocks of the extent tree
 }
 
 // blocks returns the number of blocks of the file.
-func (p place) blocks() int64 {
+func (p fileBlocks) blocks() int64 {
 	n := int64(len(p.tree))
 	if p.xattr != 0 {
 		n++
@@ -28,7 +28,7 @@ func (p place) blocks() int64 {
 }
 
 // locate computes the location of a file and stores it in p, whose memory it reuses.
-func (v *volume) locate(p *place, number uint32, in *inode) {
+func (v *volume) locate(p *fileBlocks, number uint32, in *inode) {
 	p.xattr, p.tree = 0, p.tree[:0]
 	at, n := in.at, v.contentBlocks(number, in)
 	if in.xattrBlock {
@@ -47,7 +47,7 @@ func (v *volume) locate(p *place, number uint32, in *inode) {
 }
 
 // putInode encodes an inode ("Inode Table").
-func (v *volume) putInode(b []byte, number uint32, in *inode, p *place) {
+func (v *volume) putInode(b []byte, number uint32, in *inode, p *fileBlocks) {
 	n := in.node
 	var size int64
 	var flags uint32

@@ -86,7 +86,7 @@ func TestExtentTreeDepths(t *testing.T) {
 }
 
 func TestStreamExtents(t *testing.T) {
-	s := newStream([]run{{10, 5}, {100, 40000}, {90000, 7}})
+	s := newStream([]blockRange{{10, 5}, {100, 40000}, {90000, 7}})
 	for _, c := range []struct {
 		at, n int64
 		want  []extent
@@ -102,22 +102,22 @@ func TestStreamExtents(t *testing.T) {
 		}
 	}
 	s.used = 6
-	if got, want := s.freeIn(nil, 0, 95000), []run{{101, 39999}, {90000, 7}}; !slices.Equal(got, want) {
+	if got, want := s.freeIn(nil, 0, 95000), []blockRange{{101, 39999}, {90000, 7}}; !slices.Equal(got, want) {
 		t.Errorf("free: %v, want %v", got, want)
 	}
 }
 
 func TestTake(t *testing.T) {
-	g := &geometry{free: []run{{10, 5}, {20, 30}}}
+	g := &geometry{free: []blockRange{{10, 5}, {20, 30}}}
 	for _, c := range []struct{ n, from, want int64 }{{5, 0, 10}, {3, 30, 30}, {11, 0, 33}, {10, 0, 20}} {
-		if at, ok := g.take(c.n, c.from); !ok || at != c.want {
+		if at, ok := g.allocate(c.n, c.from); !ok || at != c.want {
 			t.Errorf("%d blocks from %d: at %d, %v; want %d", c.n, c.from, at, ok, c.want)
 		}
 	}
-	if _, ok := g.take(7, 0); ok {
+	if _, ok := g.allocate(7, 0); ok {
 		t.Errorf("7 blocks were found in %v", g.free)
 	}
-	if want := []run{{44, 6}}; !slices.Equal(g.free, want) {
+	if want := []blockRange{{44, 6}}; !slices.Equal(g.free, want) {
 		t.Errorf("free: %v, want %v", g.free, want)
 	}
 }
@@ -151,14 +151,14 @@ func TestTimestampRange(t *testing.T) {
 
 func TestCollision(t *testing.T) {
 	seed := [16]byte{27, 1, 1, 1, 1, 1, 65, 1, 129, 1, 1, 1, 1, 1, 1, 1}
-	d := &dir{}
+	d := &directory{}
 	for i := range 100000 {
 		d.entries = append(d.entries, entry{name: fmt.Sprintf("%05d", i)})
 	}
 	if err := d.measure(seed); err != nil {
 		t.Fatal(err)
 	}
-	if !slices.ContainsFunc(d.leaves(seed), func(l leaf) bool { return l.hash&1 == 1 }) {
+	if !slices.ContainsFunc(d.leaves(seed), func(l leafBlock) bool { return l.hash&1 == 1 }) {
 		t.Error("no hash goes on in a second block; find another seed")
 	}
 }

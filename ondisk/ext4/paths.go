@@ -106,7 +106,7 @@ func (r *Reader) lookup(name string, follow bool) (*rawInode, string, error) {
 		if !ok {
 			return nil, "", fs.ErrNotExist
 		}
-		if in, err = r.inode(entries[i].inode); err != nil {
+		if in, err = r.inode(entries[i].number); err != nil {
 			return nil, "", err
 		}
 		if in.mode()&tree.ModeType == tree.ModeSymlink && (follow || len(left) > 0) {

@@ -531,7 +531,7 @@ func parseDirents(out []entry, b []byte, in *rawInode, logical int64, indexed bo
 			return nil, err
 		}
 		rest = rest[size:]
-		if e.inode == 0 || e.name == "." || e.name == ".." {
+		if e.number == 0 || e.name == "." || e.name == ".." {
 			continue
 		}
 		if e.name == "" || strings.ContainsAny(e.name, "/\x00") {
@@ -551,7 +551,7 @@ func parseDirent(b []byte) (e entry, size int, err error) {
 	if size < direntHeader || size%4 != 0 || size > len(b) || direntHeader+length > size {
 		return e, 0, errors.New("an entry is longer than its block")
 	}
-	return entry{name: string(b[direntHeader : direntHeader+length]), inode: le.Uint32(b)}, size, nil
+	return entry{name: string(b[direntHeader : direntHeader+length]), number: le.Uint32(b)}, size, nil
 }
 
 // indexChecksumOK reports whether the checksum of an index block is correct.
@@ -592,7 +592,7 @@ func (r *Reader) WalkBelow(name string, f func(tree.Node) error) error {
 	if p == "." {
 		prefix = ""
 	}
-	return w.dir(in, prefix)
+	return w.walkDir(in, prefix)
 }
 
 type walker struct {
@@ -602,7 +602,7 @@ type walker struct {
 	shared map[uint32]*tree.Inode
 }
 
-func (w *walker) dir(in *rawInode, prefix string) error {
+func (w *walker) walkDir(in *rawInode, prefix string) error {
 	entries, err := w.r.readDir(in)
 	if err != nil {
 		return fmt.Errorf("reading %q: %w", path.Clean(prefix), err)
@@ -612,17 +612,17 @@ func (w *walker) dir(in *rawInode, prefix string) error {
 		if len(p) > maxPath {
 			return fmt.Errorf("reading %q…: the directories are nested too deeply", p[:60])
 		}
-		child, err := w.r.inode(e.inode)
+		child, err := w.r.inode(e.number)
 		if err != nil {
 			return fmt.Errorf("reading %q: %w", p, err)
 		}
-		node := w.shared[e.inode]
+		node := w.shared[e.number]
 		if node == nil {
 			if node, err = w.r.treeInode(child); err != nil {
 				return fmt.Errorf("reading %q: %w", p, err)
 			}
 			if !node.IsDir() && child.links() > 1 {
-				w.shared[e.inode] = node
+				w.shared[e.number] = node
 			}
 		}
 		if err := w.f(tree.Node{Path: p, Inode: node}); err != nil {
@@ -631,11 +631,11 @@ func (w *walker) dir(in *rawInode, prefix string) error {
 		if !node.IsDir() {
 			continue
 		}
-		if w.dirs[e.inode] {
+		if w.dirs[e.number] {
 			return fmt.Errorf("reading %q: the directory has two names", p)
 		}
-		w.dirs[e.inode] = true
-		if err := w.dir(child, p+"/"); err != nil {
+		w.dirs[e.number] = true
+		if err := w.walkDir(child, p+"/"); err != nil {
 			return err
 		}
 	}

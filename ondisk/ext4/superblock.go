@@ -91,7 +91,7 @@ func (v *volume) putSuper(b []byte, group, freeBlocks int64) {
 	p32(0x108, seconds) // created
 
 	// With this backup of the journal's block map and size, e2fsck can repair the journal's inode.
-	var p place
+	var p fileBlocks
 	in := &v.inodes[journalInode-1]
 	v.locate(&p, journalInode, in)
 	root, _ := extentTree(inodeSeed(v.seed, journalInode, 0), p.content, p.tree)
@@ -119,11 +119,11 @@ func (v *volume) putSuper(b []byte, group, freeBlocks int64) {
 func (v *volume) emitGroups(e *emitter) {
 	g := v.geo
 	table := make([]byte, g.gdtBlocks*blockSize)
-	var p place
+	var p fileBlocks
 	for group := range g.groups {
 		v.emitInodes(e, group, &p)
 	}
-	var free []run
+	var free []blockRange
 	freeBlocks := int64(0)
 	for group := range g.groups {
 		free = v.data.freeIn(free[:0], group*blocksPerGroup, group*blocksPerGroup+g.groupBlocks(group))
@@ -145,7 +145,7 @@ func (v *volume) emitGroups(e *emitter) {
 }
 
 // emitInodes writes the used part of a group's inode table.
-func (v *volume) emitInodes(e *emitter, group int64, p *place) {
+func (v *volume) emitInodes(e *emitter, group int64, p *fileBlocks) {
 	first := group * v.geo.inodesPerGroup
 	end := min(first+v.geo.inodesPerGroup, int64(len(v.inodes)))
 	at := v.geo.inodeTable[group]
@@ -163,7 +163,7 @@ func (v *volume) emitInodes(e *emitter, group int64, p *place) {
 
 // emitGroup writes a group's bitmaps and encodes its descriptor d ("Block Group Descriptors"). Of
 // an unused group it writes no bitmaps; the kernel creates them when it needs them.
-func (v *volume) emitGroup(e *emitter, group int64, free []run, d []byte) (freeBlocks int64) {
+func (v *volume) emitGroup(e *emitter, group int64, free []blockRange, d []byte) (freeBlocks int64) {
 	g := v.geo
 	firstBlock := group * blocksPerGroup
 	for _, r := range free {

@@ -33,7 +33,7 @@ const (
 // inode is one file to be written. To save memory, it omits values that can be computed again.
 type inode struct {
 	node  *tree.Node // nil for unused numbers
-	dir   *dir       // nil except for directories
+	dir   *directory // nil except for directories
 	at    int64      // stream number of the first block
 	links uint32
 	// xattrBlock is set if the extended attributes need a block, which is then the file's first.
@@ -42,14 +42,14 @@ type inode struct {
 
 // entry is a name in a directory.
 type entry struct {
-	name  string
-	index int32  // index of the node; -1: not in the tree
-	inode uint32 // number
-	dir   *dir   // nil except for directories
+	name   string
+	index  int32      // index of the node; -1: not in the tree
+	number uint32     // inode number
+	dir    *directory // nil except for directories
 }
 
-// dir is a directory to be written.
-type dir struct {
+// directory is a directory to be written.
+type directory struct {
 	path    string
 	number  uint32
 	parent  uint32
@@ -64,8 +64,8 @@ type volume struct {
 	nodes []tree.Node
 	seed  uint32
 
-	inodes []inode // inodes[i] has number i+1
-	dirs   []*dir  // in the order of their numbers
+	inodes []inode      // inodes[i] has number i+1
+	dirs   []*directory // in the order of their numbers
 
 	geo     *geometry
 	data    *stream
@@ -90,7 +90,7 @@ func (v *volume) build() error {
 	if int64(len(v.nodes)) > 1<<31-1 {
 		return fmt.Errorf("%d entries are more than this writer can number", len(v.nodes))
 	}
-	dirs := map[string]*dir{}
+	dirs := map[string]*directory{}
 	var rootNode, lostNode *tree.Node
 	for i := range v.nodes {
 		n := &v.nodes[i]
@@ -108,7 +108,7 @@ func (v *volume) build() error {
 			lostNode = n
 		}
 		if n.IsDir() && dirs[n.Path] == nil {
-			dirs[n.Path] = &dir{path: n.Path}
+			dirs[n.Path] = &directory{path: n.Path}
 		}
 	}
 	if err := bad.err(); err != nil {
@@ -116,7 +116,7 @@ func (v *volume) build() error {
 	}
 	if rootNode == nil {
 		rootNode = &tree.Node{Path: ".", Inode: &tree.Inode{Mode: tree.ModeDir | 0o755, MTime: v.opts.Time}}
-		dirs["."] = &dir{path: "."}
+		dirs["."] = &directory{path: "."}
 	}
 	if lostNode == nil {
 		lostNode = &tree.Node{Path: lostFound, Inode: &tree.Inode{Mode: tree.ModeDir | 0o700, MTime: v.opts.Time}}
@@ -128,7 +128,7 @@ func (v *volume) build() error {
 	}
 	root := dirs["."]
 	if dirs[lostFound] == nil {
-		e := entry{name: lostFound, index: -1, dir: &dir{path: lostFound}}
+		e := entry{name: lostFound, index: -1, dir: &directory{path: lostFound}}
 		i, _ := slices.BinarySearchFunc(root.entries, e, byName)
 		root.entries = slices.Insert(root.entries, i, e)
 	}
@@ -136,9 +136,9 @@ func (v *volume) build() error {
 	v.inodes = make([]inode, firstInode, firstInode+len(v.nodes)+1)
 	v.special(journalInode, "journal")
 	v.special(resizeInode, "resize")
-	v.start(rootInode, rootNode, root, rootInode)
+	v.setInode(rootInode, rootNode, root, rootInode)
 	shared := make(map[*tree.Inode]uint32, len(v.nodes))
-	v.number(root, lostNode, shared, &bad)
+	v.numberEntries(root, lostNode, shared, &bad)
 	for i := range v.inodes {
 		in := &v.inodes[i]
 		if in.dir == nil && in.links > MaxLinks {
@@ -149,11 +149,11 @@ func (v *volume) build() error {
 }
 
 // fillDirs adds every node to its directory.
-func (v *volume) fillDirs(dirs map[string]*dir, bad *problems) {
+func (v *volume) fillDirs(dirs map[string]*directory, bad *problems) {
 	// Count first, so that all entries can share one allocation.
-	counts := make(map[*dir]int, len(dirs))
+	counts := make(map[*directory]int, len(dirs))
 	total := 0
-	v.eachChild(dirs, func(d *dir, name string, i int) {
+	v.eachChild(dirs, func(d *directory, name string, i int) {
 		if d == nil {
 			bad.at(&v.nodes[i], "its directory %q is not in the tree, or not a directory", path.Dir(v.nodes[i].Path))
 			return
@@ -165,7 +165,7 @@ func (v *volume) fillDirs(dirs map[string]*dir, bad *problems) {
 		return
 	}
 	room := make([]entry, total)
-	v.eachChild(dirs, func(d *dir, name string, i int) {
+	v.eachChild(dirs, func(d *directory, name string, i int) {
 		if d.entries == nil {
 			n := counts[d]
 			d.entries, room = room[:0:n], room[n:]
@@ -193,8 +193,8 @@ func (v *volume) fillDirs(dirs map[string]*dir, bad *problems) {
 
 // eachChild calls f for every node except the root. d is the node's parent directory, or nil if
 // that does not exist.
-func (v *volume) eachChild(dirs map[string]*dir, f func(d *dir, name string, index int)) {
-	var last *dir // consecutive nodes often have the same directory
+func (v *volume) eachChild(dirs map[string]*directory, f func(d *directory, name string, index int)) {
+	var last *directory // consecutive nodes often have the same directory
 	for i := range v.nodes {
 		p := v.nodes[i].Path
 		if p == "." {
@@ -213,8 +213,8 @@ func (v *volume) eachChild(dirs map[string]*dir, f func(d *dir, name string, ind
 
 func byName(a, b entry) int { return cmp.Compare(a.name, b.name) }
 
-// start initializes the inode with the given number.
-func (v *volume) start(number uint32, n *tree.Node, d *dir, parent uint32) *inode {
+// setInode initializes the inode with the given number.
+func (v *volume) setInode(number uint32, n *tree.Node, d *directory, parent uint32) *inode {
 	in := &v.inodes[number-1]
 	in.node = n
 	_, block, _ := planXattrs(n.Xattrs) // checkNode has handled the error
@@ -230,16 +230,16 @@ func (v *volume) start(number uint32, n *tree.Node, d *dir, parent uint32) *inod
 
 // special adds one of the file system's own inodes, which have no name.
 func (v *volume) special(number uint32, what string) {
-	v.start(number, &tree.Node{
+	v.setInode(number, &tree.Node{
 		Path:  "<" + what + ">",
 		Inode: &tree.Inode{Mode: tree.ModeRegular | 0o600, MTime: v.opts.Time},
 	}, nil, 0).links = 1
 }
 
-// number assigns inode numbers to the entries of a directory, and then to those of its
+// numberEntries assigns inode numbers to the entries of a directory, and then to those of its
 // subdirectories. The numbers of a directory's entries are consecutive, because the entries are
 // often read together.
-func (v *volume) number(d *dir, lost *tree.Node, shared map[*tree.Inode]uint32, bad *problems) {
+func (v *volume) numberEntries(d *directory, lost *tree.Node, shared map[*tree.Inode]uint32, bad *problems) {
 	parent := &v.inodes[d.number-1]
 	for i := range d.entries {
 		e := &d.entries[i]
@@ -254,34 +254,34 @@ func (v *volume) number(d *dir, lost *tree.Node, shared map[*tree.Inode]uint32, 
 				continue
 			}
 			if n == lost {
-				e.inode = lostInode
+				e.number = lostInode
 			} else {
-				e.inode = v.next()
+				e.number = v.newInode()
 			}
-			shared[n.Inode] = e.inode
-			v.start(e.inode, n, e.dir, d.number)
+			shared[n.Inode] = e.number
+			v.setInode(e.number, n, e.dir, d.number)
 			continue
 		}
 		n := &v.nodes[e.index]
-		e.inode = shared[n.Inode]
-		if e.inode == 0 {
-			e.inode = v.next()
-			shared[n.Inode] = e.inode
-			v.start(e.inode, n, nil, 0)
+		e.number = shared[n.Inode]
+		if e.number == 0 {
+			e.number = v.newInode()
+			shared[n.Inode] = e.number
+			v.setInode(e.number, n, nil, 0)
 		}
-		v.inodes[e.inode-1].links++
+		v.inodes[e.number-1].links++
 	}
 	if parent.links > MaxLinks {
 		parent.links = 1 // dir_nlink: 1 means too many links to count
 	}
 	for _, e := range d.entries {
 		if e.dir != nil && e.dir.number != 0 {
-			v.number(e.dir, lost, shared, bad)
+			v.numberEntries(e.dir, lost, shared, bad)
 		}
 	}
 }
 
-func (v *volume) next() uint32 {
+func (v *volume) newInode() uint32 {
 	v.inodes = append(v.inodes, inode{})
 	return uint32(len(v.inodes))
 }
