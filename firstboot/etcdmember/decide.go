@@ -392,7 +392,7 @@ func (v View) inQuorum() bool {
 	return v.Quorum && v.Disk.WAL && slices.ContainsFunc(v.Members, v.member)
 }
 
-// decideContinuedFromSelf is continued for the named node.
+// decideContinuedFromSelf is decideContinued for the named node.
 func (v View) decideContinuedFromSelf() Decision {
 	switch {
 	case !v.Disk.WAL && v.Quorum:
@@ -419,7 +419,7 @@ func (v View) decideContinuedFromSelf() Decision {
 	return Decision{Do: ForceNewCluster, Why: "continueFrom in the Site names this control-plane node, and there is no quorum"}
 }
 
-// decideContinuedFromPeer is continued for the nodes that were not named.
+// decideContinuedFromPeer is decideContinued for the nodes that were not named.
 func (v View) decideContinuedFromPeer(from string) Decision {
 	switch {
 	case v.inQuorum():
@@ -436,8 +436,8 @@ func (v View) decideContinuedFromPeer(from string) Decision {
 	return v.decideJoin()
 }
 
-// restoredBefore stops: the restore was carried out before, and another one would lose all later
-// writes.
+// decideRestoredBefore stops: the restore was carried out before, and another one would lose all
+// later writes.
 func (v View) decideRestoredBefore() Decision {
 	return Decision{Do: Stop, Why: "this machine has already carried out the Site's request (continueFrom, restore) or a later one, and its data is gone",
 		Fix: "if other control-plane nodes have joined since, they have the newer data: continue from one of them (`edgebake cluster sites DIR --continue-from NAME`); " + restoreAgain}

@@ -108,7 +108,7 @@ func (c *Change) CarryOut(ctx context.Context, steps []Phase) error {
 }
 
 // step attempts one step and reports its progress.
-func (c *Change) step(ctx context.Context, s Phase) result {
+func (c *Change) step(ctx context.Context, s Phase) attemptResult {
 	last := ""
 	c.e.OnWaiting = func(what string) {
 		if what != last {

@@ -59,7 +59,7 @@ const (
 	startOver            // Run returned ErrRestart
 )
 
-type result struct {
+type attemptResult struct {
 	outcome
 	err  error // set if outcome is failed
 	ran  bool  // Run was called
@@ -78,38 +78,38 @@ type hooks struct{ running, checking func() }
 
 // attempt carries out the phase once: Check, Run and, unless Run has confirmed its work, Check
 // again.
-func (p Phase) attempt(ctx context.Context, e *machine.Env, on hooks) result {
+func (p Phase) attempt(ctx context.Context, e *machine.Env, on hooks) attemptResult {
 	switch v, err := p.Look(ctx, e); {
 	case err != nil:
-		return result{err: err}
+		return attemptResult{err: err}
 	case v == Done:
-		return result{outcome: foundDone}
+		return attemptResult{outcome: foundDone}
 	case v == Unknown:
-		return result{outcome: foundUnknown}
+		return attemptResult{outcome: foundUnknown}
 	}
 	if on.running != nil {
 		on.running()
 	}
 	switch err := p.run(ctx, e); {
 	case errors.Is(err, ErrRestart):
-		return result{outcome: startOver, ran: true}
+		return attemptResult{outcome: startOver, ran: true}
 	case errors.Is(err, ErrConfirmed), err == nil && p.Check == nil:
-		return result{outcome: ranDone, ran: true}
+		return attemptResult{outcome: ranDone, ran: true}
 	case err != nil:
-		return result{err: err, ran: true, half: true}
+		return attemptResult{err: err, ran: true, half: true}
 	}
 	if on.checking != nil {
 		on.checking()
 	}
 	switch v, err := p.Look(ctx, e); {
 	case err != nil:
-		return result{err: err, ran: true}
+		return attemptResult{err: err, ran: true}
 	case v == Done:
-		return result{outcome: ranDone, ran: true}
+		return attemptResult{outcome: ranDone, ran: true}
 	case v == Unknown:
-		return result{outcome: foundUnknown, ran: true}
+		return attemptResult{outcome: foundUnknown, ran: true}
 	}
-	return result{err: errors.New("ran without error, but its check still finds work to do"), ran: true}
+	return attemptResult{err: errors.New("ran without error, but its check still finds work to do"), ran: true}
 }
 
 func (p Phase) Look(ctx context.Context, e *machine.Env) (Verdict, error) {

@@ -247,7 +247,7 @@ func (r *Runner) phase(ctx context.Context, e *machine.Env, p Phase, attempts ma
 }
 
 // failed reports a failure, undoes a half-finished Run, and pauses before the next pass.
-func (r *Runner) failed(ctx context.Context, e *machine.Env, p Phase, attempts map[string]int, res result) error {
+func (r *Runner) failed(ctx context.Context, e *machine.Env, p Phase, attempts map[string]int, res attemptResult) error {
 	n := attempts[p.Name]
 	r.recordFailure(e, p, n, res.err)
 	if res.half {
