@@ -332,8 +332,8 @@ func TestMachineTakesNone(t *testing.T) {
 			if err := b.order(Options{Image: s.URL}); err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Error(err)
 			}
-			if s.requests > 0 {
-				t.Errorf("the server got %d requests", s.requests)
+			if n := s.requests.Load(); n > 0 {
+				t.Errorf("the server got %d requests", n)
 			}
 			if _, err := os.Stat(filepath.Join(b.root, entryB)); err == nil {
 				t.Error("the new system has a boot entry")

@@ -332,8 +332,9 @@ func TestImages(t *testing.T) {
 		t.Fatal(err)
 	}
 	body := cost.Bytes - int64(cost.Requests)*format.RequestBytes
-	if s.sent > body+1<<10 || s.sent < body-1<<10 || cost.Data > 2<<20 || s.requests > cost.Requests+2 {
-		t.Errorf("%d bytes were sent in %d requests, expected %+v", s.sent, s.requests, *cost)
+	sent, requests := s.sent.Load(), s.requests.Load()
+	if sent > body+1<<10 || sent < body-1<<10 || cost.Data > 2<<20 || requests > int64(cost.Requests)+2 {
+		t.Errorf("%d bytes were sent in %d requests, expected %+v", sent, requests, *cost)
 	}
 	// The second time, there is nothing to merge.
 	if err := b.order(Options{Image: s.URL}); err != nil {
@@ -357,15 +358,15 @@ func TestImagesInterrupted(t *testing.T) {
 		t.Error("the new system boots without its images, or the store has changed")
 	}
 	b.unmerged = false
-	s.sent = 0
+	s.sent.Store(0)
 	if err := b.order(Options{Image: s.URL}); err != nil {
 		t.Fatal(err)
 	}
 	b.complete()
 	// Only the end of the image, with the index, is sent again. The initrd was not downloaded
 	// before.
-	if s.sent > 3<<20 {
-		t.Errorf("%d bytes were sent again", s.sent)
+	if sent := s.sent.Load(); sent > 3<<20 {
+		t.Errorf("%d bytes were sent again", sent)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -596,8 +597,8 @@ type web struct {
 	*httptest.Server
 	mu       sync.Mutex
 	image    []byte
-	requests int
-	sent     int64
+	requests atomic.Int64
+	sent     atomic.Int64
 	// answer, if not nil, answers requests instead of the server.
 	answer func(w http.ResponseWriter, r *http.Request, n int) bool
 }
@@ -611,9 +612,9 @@ func serve(t *testing.T, name string) *web {
 		t.Fatal(err)
 	}
 	s.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		n := int(s.requests.Add(1))
 		s.mu.Lock()
-		s.requests++
-		n, image := s.requests, s.image
+		image := s.image
 		s.mu.Unlock()
 		if strings.Contains(r.Header.Get("Range"), ",") {
 			t.Errorf("several ranges in one request: %s", r.Header.Get("Range"))
@@ -621,11 +622,7 @@ func serve(t *testing.T, name string) *web {
 		if s.answer != nil && s.answer(w, r, n) {
 			return
 		}
-		c := &counting{ResponseWriter: w}
-		http.ServeContent(c, r, "", time.Time{}, bytes.NewReader(image))
-		s.mu.Lock()
-		s.sent += c.n
-		s.mu.Unlock()
+		http.ServeContent(&counting{w, &s.sent}, r, "", time.Time{}, bytes.NewReader(image))
 	}))
 	t.Cleanup(s.Close)
 	return s
@@ -633,12 +630,14 @@ func serve(t *testing.T, name string) *web {
 
 type counting struct {
 	http.ResponseWriter
-	n int64
+	n *atomic.Int64
 }
 
+// Write counts before it writes, so that a client that has the bytes sees them counted.
 func (c *counting) Write(b []byte) (int, error) {
+	c.n.Add(int64(len(b)))
 	n, err := c.ResponseWriter.Write(b)
-	c.n += int64(n)
+	c.n.Add(int64(n - len(b)))
 	return n, err
 }
 
@@ -649,20 +648,20 @@ func TestFetch(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.updated()
-	if s.sent > 6<<20 || s.sent < 3<<20 {
-		t.Errorf("%d of %d bytes were sent in %d requests", s.sent, len(s.image), s.requests)
+	if sent := s.sent.Load(); sent > 6<<20 || sent < 3<<20 {
+		t.Errorf("%d of %d bytes were sent in %d requests", sent, len(s.image), s.requests.Load())
 	}
-	if s.requests > 40 {
-		t.Errorf("%d requests", s.requests)
+	if n := s.requests.Load(); n > 40 {
+		t.Errorf("%d requests", n)
 	}
 	// Again, as after a power cut before the restart: only the index is downloaded.
-	s.sent = 0
+	s.sent.Store(0)
 	if err := b.order(Options{Image: s.URL}); err != nil {
 		t.Fatal(err)
 	}
 	b.updated()
-	if s.sent > 256<<10+1 {
-		t.Errorf("%d bytes were sent again", s.sent)
+	if sent := s.sent.Load(); sent > 256<<10+1 {
+		t.Errorf("%d bytes were sent again", sent)
 	}
 }
 
