@@ -218,8 +218,8 @@ func (v View) decideWithData() Decision {
 // others have a quorum: a person must choose whose data is kept.
 const fixChooseOneCopy = "keep all disks; to keep this machine's data, switch the other control-plane nodes off; to keep their data, remove continueFrom from the Site"
 
-// decideWithoutRecord decides for data without a record of its cluster. No request makes this machine
-// serve that data.
+// decideWithoutRecord decides for data without a record of its cluster. No request makes this
+// machine serve that data.
 func (v View) decideWithoutRecord() Decision {
 	d := Decision{Do: Stop, Why: "this disk has etcd data, but no record of its cluster",
 		Fix: "keep this disk, and switch the other control-plane nodes on; if they are permanently lost, restore a snapshot, for example from /var/lib/edgebake/snapshots (`edgebake cluster sites DIR --continue-from NAME --restore FILE`)"}
@@ -372,8 +372,8 @@ func orUnnamed(m Member) string {
 	return strings.Join(m.PeerURLs, ", ")
 }
 
-// decideContinued decides after a person has given up the data of lost nodes, and has named the node with
-// whose data the cluster continues.
+// decideContinued decides after a person has given up the data of lost nodes, and has named the node
+// with whose data the cluster continues.
 func (v View) decideContinued() Decision {
 	from := v.Request.ContinueFrom
 	switch {
@@ -392,7 +392,7 @@ func (v View) inQuorum() bool {
 	return v.Quorum && v.Disk.WAL && slices.ContainsFunc(v.Members, v.member)
 }
 
-// decideContinuedFromSelf is decideContinued for the named node.
+// decideContinuedFromSelf decides for the node that continueFrom names.
 func (v View) decideContinuedFromSelf() Decision {
 	switch {
 	case !v.Disk.WAL && v.Quorum:
@@ -419,7 +419,7 @@ func (v View) decideContinuedFromSelf() Decision {
 	return Decision{Do: ForceNewCluster, Why: "continueFrom in the Site names this control-plane node, and there is no quorum"}
 }
 
-// decideContinuedFromPeer is decideContinued for the nodes that were not named.
+// decideContinuedFromPeer decides for the nodes that continueFrom does not name.
 func (v View) decideContinuedFromPeer(from string) Decision {
 	switch {
 	case v.inQuorum():
