@@ -363,8 +363,8 @@ func badArgument(v string) string {
 	return ""
 }
 
-// badNodeIP returns why v is invalid for kubelet's --node-ip, or "". kubelet does not start with an
-// address that the machine does not have.
+// badNodeIP returns why v is invalid for kubelet's --node-ip, or "". It rejects addresses that no
+// machine can have, because kubelet would not start with them.
 func badNodeIP(v string) string {
 	addrs := strings.Split(v, ",")
 	if len(addrs) > 2 {

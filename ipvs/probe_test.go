@@ -163,7 +163,7 @@ func newLagging(c net.Conn, lag *atomic.Int64) *lagging {
 		for {
 			select {
 			case d := <-l.out:
-				if wait := time.Until(d.at); wait > 0 { // the race detector of Go 1.26 crashes at a timer that is due
+				if wait := time.Until(d.at); wait > 0 { // with a timer that has expired, the race detector of Go 1.26 crashes
 					select {
 					case <-time.After(wait):
 					case <-l.done:

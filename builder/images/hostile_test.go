@@ -291,8 +291,8 @@ func TestLayerBombs(t *testing.T) {
 	}
 }
 
-// TestSparseBomb reads small tar files that claim a sparse file of 2 GiB, in each format of sparse
-// files.
+// TestSparseBomb checks that small tar files that claim a sparse file of 2 GiB (PAX formats 0.1 and
+// 1.0) are rejected, and that one of 2 MiB is accepted.
 func TestSparseBomb(t *testing.T) {
 	for name, records := range map[string]map[string]string{
 		"1.0": {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "big", "GNU.sparse.realsize": fmt.Sprint(2 << 30)},

@@ -162,8 +162,8 @@ func (c *Cluster) overlapMachine(n clusterNet, network *configs.Network, path, a
 	}
 }
 
-// leadsToPods reports whether a route with the destination to leads to the pods of another machine,
-// through that machine. Clusters without a network plugin have such routes.
+// leadsToPods reports whether a route to the prefix "to", via another machine of the cluster, leads
+// to that machine's pods. Clusters without a network plugin have such routes.
 func (c *Cluster) leadsToPods(n clusterNet, to netip.Prefix, via string) bool {
 	router, err := netip.ParseAddr(via)
 	if err != nil || n.what != "pods" || to.Bits() <= n.Bits() {

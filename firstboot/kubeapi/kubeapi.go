@@ -1,5 +1,5 @@
-// Package kubeapi makes the few requests to a kube-apiserver that a node needs: discovery through the
-// published cluster-info, and some reads with the bootstrap token or kubelet's certificate. It uses
+// Package kubeapi is first boot's client for kube-apiserver: discovery through the published
+// cluster-info, reads, and the few writes that a node needs (objects, patches, evictions). It uses
 // net/http, because client-go is larger than all of firstboot.
 //
 // Invariants: no secret is sent to a server before its certificate is verified, with a CA that the

@@ -231,9 +231,9 @@ func MayTry(e *machine.Env) bool {
 	return since < 0 || since >= TrialPauses[t.Count] // negative if the clock was set back
 }
 
-// rollBack tries the former settings if the new ones do not reach everything, then the new ones
-// again, and keeps the former settings only if they reach more. It returns what is reached, and
-// whether the former settings are in place.
+// rollBack tries the former settings, if MayTry permits it, and then the new ones again. It keeps
+// the former settings only if they reach more. It returns what is reached, and whether the former
+// settings are in place.
 func rollBack(ctx context.Context, e *machine.Env, u Uplink, with Reached) (Reached, bool, error) {
 	good, ok := goodFiles(e)
 	if !ok || !MayTry(e) {

@@ -39,7 +39,7 @@ const (
 )
 
 // These files describe /etc of this root file system (ROOT-A or ROOT-B) and are stored in it. A
-// newly written one has none, so the Site's settings are applied there.
+// newly written root file system has none of these files, so the Site's settings are applied to it.
 const (
 	// AppliedFile identifies the Site whose settings are in place; kubelet.service waits for
 	// it.

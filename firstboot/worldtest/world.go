@@ -818,7 +818,7 @@ func (w *World) kubeadmEnds() error {
 	return os.Remove(filepath.Join(w.Root, member.BootstrapConf))
 }
 
-// joinThroughHub acts as a kubelet whose first requests go through yurthub.
+// joinThroughHub acts as the end of kubeadm join on a node whose kubelet connects through yurthub.
 func (w *World) joinThroughHub(ctx context.Context, c machine.Cmd, conf string) error {
 	w.HubJoinConf = conf
 	if err := w.kubeadmEnds(); err != nil {

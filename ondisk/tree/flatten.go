@@ -14,8 +14,8 @@ const (
 
 // Flatten merges the layers of a container image into its root file system. Later layers take
 // precedence, and whiteout entries (.wh.NAME, .wh..wh..opq) remove paths. A directory replaces any
-// other file at its path, even a symbolic link to a directory. Symbolic links in the parents of all
-// other paths are followed. now is the modification time of directories that are in no layer.
+// other file at its path, even a symbolic link to a directory. Symbolic links in the parents of a
+// path are followed. now is the modification time of directories that are in no layer.
 func Flatten(layers []Layer, now time.Time) ([]Node, error) {
 	m := newMerger(now)
 	m.flattening = true

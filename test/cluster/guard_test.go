@@ -99,7 +99,8 @@ func TestMasterShowsItsCluster(t *testing.T) {
 	}
 }
 
-// certificateOf returns the client certificate and key of a kubeconfig in one file.
+// certificateOf writes the client certificate and key of a kubeconfig to one file, and returns its
+// path.
 func certificateOf(t *testing.T, kubeconfig string) string {
 	t.Helper()
 	text, err := os.ReadFile(kubeconfig)

@@ -70,7 +70,7 @@ func boot() {
 	if err := cmd.Start(); err != nil {
 		fmt.Println("starting the tests:", err)
 	}
-	code := -1 // also for a process ended by a signal
+	code := -1 // the tests did not run, or a signal ended them
 	for {      // init reaps all processes
 		var status syscall.WaitStatus
 		pid, err := syscall.Wait4(-1, &status, 0, nil)
