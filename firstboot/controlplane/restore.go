@@ -53,7 +53,7 @@ func restoreSnapshot(ctx context.Context, e *machine.Env, active *site.Active) e
 	}
 	made := RestoreDir + "/data/member"
 	if wal, member, _, err := etcdmember.ReadLog(e.Path(made + "/wal")); err != nil || !wal || member == "" {
-		return errors.Join(fmt.Errorf("restoring the snapshot %s with etcdutl: it wrote no write-ahead log", file), err)
+		return errors.Join(fmt.Errorf("restoring the snapshot %s with etcdutl: it wrote no usable write-ahead log", file), err)
 	}
 	if err := e.Sync(RestoreDir); err != nil { // etcdutl may not sync
 		return fmt.Errorf("syncing the restored data: %w", err)

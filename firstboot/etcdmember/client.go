@@ -273,7 +273,7 @@ func (e Client) Snapshot(ctx context.Context, w io.Writer) error {
 		}
 	}
 	if !bytes.Equal(tail, sum.Sum(nil)) {
-		return fail(errors.New("it is truncated: its checksum does not match"))
+		return fail(errors.New("it is truncated or damaged: its checksum does not match"))
 	}
 	return nil
 }
