@@ -193,7 +193,7 @@ func (p *preflight) apiServer(ctx context.Context, master string, site *configs.
 	case errors.Is(err, kubeapi.ErrServerName):
 		p.fail(name, "", describeError(err), "use a name in the Site that the API server's certificate has, or add this name to the certificate (kubeadm: apiServer.certSANs)")
 	case notThisToken(err):
-		// The token is wrong. Its own check reports the details.
+		// The token is wrong. The check of the token reports the details.
 		p.fail(name, "", describeError(err), "mint a token and write it into the Site: edgebake cluster token mint --node NAME, or kubeadm token create")
 	case kubeapi.Code(err) != 0:
 		p.fail(name, "", describeError(err), "let anonymous users read kube-public/cluster-info (kubeadm init phase bootstrap-token), or give the Site the CA itself (caCert)")

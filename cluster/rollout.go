@@ -618,7 +618,7 @@ type rolloutPlan struct {
 	acts []rolloutAct
 	// ended is set if nothing is left to do and no machine is awaited.
 	ended bool
-	// stuck is the name of a ring after which no other ring begins.
+	// stuck is the name of a ring in which no node runs the image, so that no later ring begins.
 	stuck string
 	// waits is the event that the rollout waits for, unless it waits only for machines.
 	waits string

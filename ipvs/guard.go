@@ -45,8 +45,8 @@ const (
 	// a handshake.
 	questionTimeout = maxTimeout
 	// maxHidden is the time after which an API server that shows neither cluster-info nor the Node
-	// is trusted: both must then have been deleted or hidden by RBAC, and the cluster was not just
-	// initialized. If ServiceUID is known, this applies only if access to the Node is denied.
+	// is trusted: a new cluster would have published cluster-info by then. If ServiceUID is known,
+	// this applies only if access to the Node is denied.
 	maxHidden = 10 * time.Minute
 	// recreatedPause multiplies the pause before the next probe of an API server of another
 	// cluster: only a person can repair that.

@@ -127,8 +127,8 @@ func TestJoinedCheck(t *testing.T) {
 }
 
 // TestJoinedCheckWithService checks a configuration with the Service's UID: a re-created cluster is
-// recognized even before it has published anything, and no API server is trusted only because time
-// has passed.
+// recognized even before it has published cluster-info. An API server without the Node is not
+// trusted after maxHidden either.
 func TestJoinedCheckWithService(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	for _, tt := range []struct {

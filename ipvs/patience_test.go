@@ -249,8 +249,8 @@ func TestFewConnections(t *testing.T) {
 	}
 }
 
-// TestRestartAfterAHang checks the only API server, which hangs, is killed, and refuses connections
-// for a while. It must serve within 5 s of its return.
+// TestRestartAfterAHang checks that the only API server is up again within 5 s of its return, after
+// it has hung, was killed, and refused connections for a while.
 func TestRestartAfterAHang(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	for range 5 {

@@ -87,7 +87,8 @@ func TestPackages(t *testing.T) {
 }
 
 // TestAllPackages makes all packages for all architectures twice. lintian checks the Debian
-// packages, dpkg installs one, and the container image on Debian builds an image without Go.
+// packages, and dpkg installs one. edgebake in the Debian-based container image builds an image
+// without Go.
 func TestAllPackages(t *testing.T) {
 	nightly(t)
 	desk.NeedRoot(t, "a chroot in which dpkg installs")

@@ -68,9 +68,9 @@ type Progress struct {
 	Done, Total int             // number of layers in all images
 }
 
-// Descriptor points to a blob, as in the OCI image specification. It is for plans. To decode the
-// documents of images, the package uses the specification's own type, since it accepts digests of
-// any form.
+// Descriptor points to a blob, as in the OCI image specification. Plans contain Descriptors. The
+// documents of images are decoded with ocispec.Descriptor instead, which accepts digests of any
+// form.
 type Descriptor struct {
 	MediaType   string            `json:"mediaType"`
 	Digest      imageref.Digest   `json:"digest"`

@@ -53,9 +53,9 @@ type FlashOptions struct {
 
 // Flash is an image that is ready to be written to a disk.
 //
-// Firmware and the kernel first read the first sector of a disk. Flash overwrites it first, and
-// writes its final content last, after everything else was read back. Therefore, after a power cut
-// they find no partition table, and Inspect reports that flashing was interrupted.
+// Write overwrites the disk's first sector first, and writes the sector's final content last, after
+// everything else was read back. Therefore, after a power cut, firmware and the kernel find no
+// partition table, and Inspect reports that flashing was interrupted.
 type Flash struct {
 	Image ondisk.ImageInfo
 	// Slot is the description in the slot of the written disk.
@@ -77,8 +77,9 @@ type Flash struct {
 	o     FlashOptions
 	slot  []byte // the bytes to write; nil for an installer
 	edits []edit // change the boot entries to the disk's own GUIDs
-	// built contains the digest of each chunk with the build's GUIDs, for the golden digest, and
-	// written that of each chunk as stored on the disk. See hashes for when they are known.
+	// built contains the digest of each chunk with the build's GUIDs, for the golden digest.
+	// written contains the digest of each chunk as stored on the disk. See hashes for when they
+	// are known.
 	built, written [][32]byte
 	zeros          []byte   // one chunk of zeros
 	zeroSum        [32]byte // digest of zeros

@@ -304,9 +304,8 @@ func TestFlashOfAnotherBootChain(t *testing.T) {
 	}
 }
 
-// TestFlashOfAChangingImage changes the image after PrepareFlash has read it. No digest covers the
-// data that PrepareFlash reads. Therefore, Write must notice the change, and the disk must not
-// boot.
+// TestFlashOfAChangingImage changes the image after PrepareFlash has read it. Write must notice the
+// change, because no digest covers the data that PrepareFlash has read. The disk must not boot.
 func TestFlashOfAChangingImage(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "g.raw")
 	want := golden(t, path, 4<<20, false)

@@ -36,14 +36,15 @@ func (f *Flash) Write(ctx context.Context, d Medium) (*Flashed, error) {
 	return r, nil
 }
 
-// wipe overwrites the old partition table, and writes the text unfinished to the first sector.
+// wipe overwrites the old partition table, and writes the constant unfinished to the first sector.
 func (f *Flash) wipe(_ context.Context, d Medium, _ *Flashed) error {
 	head := make([]byte, headRoom)
 	copy(head, unfinished)
 	if _, err := d.WriteAt(head, 0); err != nil {
 		return fmt.Errorf("wiping the old partition table: %w", err)
 	}
-	// Sync first: after a power cut, the disk has either its old content or the text unfinished.
+	// Sync before the next write: after a power cut, the first sector then has its old content or
+	// the constant unfinished.
 	if err := d.Sync(); err != nil {
 		return fmt.Errorf("wiping the old partition table: %w", err)
 	}

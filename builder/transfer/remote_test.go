@@ -23,7 +23,7 @@ func server(t *testing.T, b []byte, each func(n int64, w http.ResponseWriter, r 
 		if i := n.Add(1); each != nil && each(i, w, r) {
 			return
 		}
-		w.Header().Set("ETag", fmt.Sprintf(`"%d"`, n.Load()%2)) // as of two servers behind one name
+		w.Header().Set("ETag", fmt.Sprintf(`"%d"`, n.Load()%2)) // changes, as if two servers had the same name
 		http.ServeContent(w, r, "image", time.Time{}, bytes.NewReader(b))
 	}))
 	t.Cleanup(s.Close)
@@ -76,8 +76,8 @@ func TestRemote(t *testing.T) {
 	}
 }
 
-// TestRemoteRefuses checks that a response with another range than requested, or of another file
-// than before, is an error.
+// TestRemoteRefuses checks that a response is an error if it has a range that was not requested, or
+// if the file has changed.
 func TestRemoteRefuses(t *testing.T) {
 	b := noise(1 << 10)
 	for want, each := range map[string]func(n int64, w http.ResponseWriter, q *http.Request) bool{

@@ -18,8 +18,8 @@ import (
 	"github.com/edgebake/edgebake/firstboot/beneath"
 )
 
-// pathsOnlyIn lists the paths that only old has, in the order of undoing: contents that a config
-// created are removed before their directory, and contents that it removed are restored after it.
+// pathsOnlyIn lists the paths that only old has, in the order in which they are undone. A directory
+// comes after its contents if the config created them, and before them if the config removed them.
 func (t Target) pathsOnlyIn(old, next manifest) []string {
 	var made, absent []string
 	for _, p := range slices.Sorted(maps.Keys(old.Paths)) {

@@ -12,8 +12,9 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// TestNodeOfAControlPlaneNodeIsDeleted checks that first boot restarts kubelet, which registers
-// only after its start, and marks the new Node. A snapshot is made even without a Node.
+// TestNodeOfAControlPlaneNodeIsDeleted checks that first boot restarts kubelet, because kubelet
+// registers a Node only when it starts, and labels the new Node. A snapshot is made even without a
+// Node.
 func TestNodeOfAControlPlaneNodeIsDeleted(t *testing.T) {
 	t.Parallel()
 	for name, refused := range map[string]bool{"registers": false, "refused": true} {

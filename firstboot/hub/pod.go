@@ -20,8 +20,9 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// As a static pod (form staticPod), yurthub gets its own identity with the bootstrap token. kubelet
-// has none: it connects through yurthub from its first start, so there is no RedirectPhase.
+// As a static pod (form staticPod), yurthub requests its own certificate with the bootstrap token.
+// kubelet has no certificate and connects through yurthub from its first start, so there is no
+// RedirectPhase.
 
 // PodJoinPhase makes kubeadm start a kubelet whose first pod is yurthub. kubelet reaches the
 // cluster only through that pod.

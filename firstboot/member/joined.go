@@ -58,8 +58,8 @@ func (j JoinedAs) Write(e *machine.Env) error {
 	return nil
 }
 
-// SaveJoin records the machine and its Site at a join. If the machine's present facts do not give
-// name, it keeps the facts of the earlier join.
+// SaveJoin records the machine and its Site at a join. If the Site's node name, computed from the
+// machine's present facts, is not name, the record keeps the facts of the earlier join.
 func SaveJoin(e *machine.Env, site *configs.Site, name string) error {
 	machine := e.Facts()
 	if e.Exists(JoinedCluster) { // the machine may join another cluster now

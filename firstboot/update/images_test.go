@@ -363,8 +363,8 @@ func TestImagesInterrupted(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.complete()
-	// Only the end of the image, with the index, is sent again. The initrd was not downloaded
-	// before.
+	// Only the end of the image, with the index, is sent again. The initrd (2 MiB) is sent for the
+	// first time.
 	if sent := s.sent.Load(); sent > 3<<20 {
 		t.Errorf("%d bytes were sent again", sent)
 	}

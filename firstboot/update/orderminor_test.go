@@ -100,8 +100,8 @@ func TestOrderStoppedInDrain(t *testing.T) {
 	}
 }
 
-// TestOrderToStay checks that an order of the image that runs cancels an earlier order whose drain
-// failed: its system would have booted at the next restart, although the answer is done.
+// TestOrderToStay checks that an order for the running image cancels an earlier order whose drain
+// failed. Otherwise the earlier order's system would boot at the next restart.
 func TestOrderToStay(t *testing.T) {
 	b, c, e, annotate := orderedMinor(t)
 	c.Pods = append(c.Pods, pod("guarded", "StatefulSet"))

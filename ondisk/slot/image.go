@@ -22,8 +22,8 @@ import (
 var (
 	// ErrImageUnsigned means that an image has no signature.
 	ErrImageUnsigned = errors.New("the image has no signature: build it with --sign KEY")
-	// ErrIndexUnsigned means that an index of chunks has no signature. That of a signed raw image is
-	// lost.
+	// ErrIndexUnsigned means that an index of chunks has no signature, for example because a signed
+	// raw image was compressed later.
 	ErrIndexUnsigned = errors.New("the image's chunk index has no signature: build the image as .raw.zst with --sign KEY")
 )
 

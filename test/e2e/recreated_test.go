@@ -7,10 +7,10 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// soleMaster makes a cluster of one control-plane node and a worker. It returns the configuration
-// of the control-plane node: switched on again with KeepVars, it is the same machine with an empty
-// disk. The machines run in lockstep, because an emulated API server on a busy host would otherwise
-// be restarted again and again.
+// soleMaster mints a cluster of one control-plane node and a worker. It returns the minted
+// directory, the golden image and the control-plane node's configuration. Each start with this
+// configuration has an empty disk; with KeepVars, it is the same machine. The machines run in
+// lockstep, because an emulated API server would be restarted again and again on a busy host.
 func (w *world) soleMaster() (minted, golden string, config lab.VMConfig) {
 	w.t.Helper()
 	golden, err := madeControlPlane()

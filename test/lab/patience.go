@@ -52,8 +52,8 @@ func effortOf(pid int) effort {
 // Ran returns the processor time of the machine since it was switched on.
 func (vm *VM) Ran() time.Duration { return effortOf(vm.proc.Pid()).ran }
 
-// Patience returns a context that ends after limit, which does not count the time in which this
-// host kept the guest waiting. The cause of the context reports whether the guest got too little
+// Patience returns a context that ends after limit, without the time in which this host kept the
+// guest waiting for a processor. The cause of the context reports whether the guest got too little
 // processor time.
 func (vm *VM) Patience(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
 	if vm.cfg.Lockstep != nil {

@@ -24,8 +24,8 @@
 // the cache.
 //
 // It has no filters, no multiplexing, no leaders of node pools, no tenants and no garbage
-// collection. testdata/transcripts has the real program's answers to the same test driver, with
-// which the tests compare this program's.
+// collection. The tests compare its answers with those of the real program, which are recorded in
+// testdata/transcripts.
 package main
 
 import (

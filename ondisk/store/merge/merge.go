@@ -35,8 +35,8 @@ type Options struct {
 // Report is the result of a merge.
 type Report struct {
 	Added []string `json:"added"` // names of the added image records
-	// Snapshots and Blobs are the numbers of those that were added. Shared is the number of
-	// snapshots that existed before.
+	// Snapshots and Blobs are the numbers of added snapshots and blobs. Shared is the number of
+	// snapshots in From that Into already had.
 	Snapshots int `json:"snapshots"`
 	Blobs     int `json:"blobs"`
 	Shared    int `json:"shared"`
