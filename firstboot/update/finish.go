@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"path"
+	"strings"
 	"time"
 
 	"github.com/edgebake/edgebake/firstboot/machine"
@@ -99,9 +101,9 @@ const describePatience = time.Minute
 // partition for `stamp`, and removes downloads. UnitUpdateFinish runs it at each boot; during a
 // trial, it runs once systemd has marked the boot entry as good.
 func Finish(ctx context.Context, e *machine.Env) error {
-	plan := e.Text(planFile)
-	if plan == "" {
-		return nil
+	plan, err := readPlan(e)
+	if err != nil || plan == "" {
+		return err
 	}
 	unlock, err := run.Exclusive(ctx, e)
 	if err != nil {
@@ -205,6 +207,16 @@ func Status(e *machine.Env) *ondisk.UpdateState {
 		return &s
 	}
 	return settled(e)
+}
+
+// readPlan returns the plan of the last update, or "" if there is none. An unreadable one may belong
+// to an update that is not finished.
+func readPlan(e *machine.Env) (string, error) {
+	b, err := e.Read(planFile)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", run.Advise(fmt.Errorf("reading which image was installed last: %w", err), "check the disk (`journalctl -k`)")
+	}
+	return strings.TrimSpace(string(b)), nil
 }
 
 // settled returns the state of the last update. It ignores a running one.

@@ -212,7 +212,11 @@ func (o *orders) load() error {
 		}
 		return o.end(order.StateDone, "")
 	}
-	plan, s := o.e.Text(planFile), settled(o.e)
+	plan, err := readPlan(o.e)
+	if err != nil {
+		return err
+	}
+	s := settled(o.e)
 	another := plan != o.record.Plan // another update has begun after the order's; plan is "" once it has ended
 	failed := s != nil && s.Status == ondisk.UpdateFailed
 	plans, err := failedPlans(o.e)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -483,6 +484,30 @@ func TestCutOffIsNoFailure(t *testing.T) {
 		if got, err := failedPlans(b.env()); err != nil || !slices.Equal(got, []string{newPlan}) {
 			t.Errorf("cut at %d: failed: %q, %v, %s", n, got, err, b.status())
 		}
+	}
+}
+
+// TestUnreadablePlan checks that an order is not recorded as failed, and that Finish fails, while the
+// plan of the last update cannot be read.
+func TestUnreadablePlan(t *testing.T) {
+	b := newBox(t)
+	record, err := json.Marshal(orderRecord{Version: orderRecordVersion, State: order.StateRestarting, Plan: newPlan})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.put(OrderFile, string(record))
+	plan := filepath.Join(b.root, planFile)
+	if err := os.MkdirAll(plan, 0o700); err != nil { // a directory cannot be read
+		t.Fatal(err)
+	}
+	o := &orders{e: b.env()}
+	for what, err := range map[string]error{"the order": o.load(), "Finish": Finish(t.Context(), b.env())} {
+		if err == nil || !strings.Contains(err.Error(), plan) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if o.record.State != order.StateRestarting {
+		t.Errorf("the order is recorded as %q: %s", o.record.State, o.record.Reason)
 	}
 }
 
