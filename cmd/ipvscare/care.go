@@ -186,19 +186,19 @@ rules that other programs change. docs/ipvscare.md lists the differences.`,
 			if err != nil {
 				return usageError{err}
 			}
+			machine, err := kernel.Open(c.sysctls)
+			if err != nil {
+				return err
+			}
 			if c.clean {
-				machine, err := kernel.Open(c.sysctls)
-				if err != nil {
-					return err
-				}
 				return ipvs.Clean(ctx, machine, ipvs.Leftovers{Servers: []ipvs.Server{s}, HostsFile: c.hosts, RunDir: c.run}, func(line string) { fmt.Fprintln(stderr, line) })
 			}
 			hosts := c.hosts
 			if c.host == "" {
 				hosts = ""
 			}
-			return keep(ctx, ipvs.Options{Servers: []ipvs.Server{s}, HostsFile: hosts, RunDir: c.run,
-				Metrics: c.metrics, Once: c.runOnce}, c.sysctls, stderr)
+			return keep(ctx, ipvs.Options{Kernel: machine, Servers: []ipvs.Server{s}, HostsFile: hosts, RunDir: c.run,
+				Metrics: c.metrics, Once: c.runOnce}, stderr)
 		},
 	}
 }

@@ -159,10 +159,14 @@ place, so that a restart or an upgrade breaks no connection.`,
 			if !opt.Once && !awaitConfig(ctx, opt.ConfigFile, func(line string) { fmt.Fprintln(stderr, line) }) {
 				return nil // stopped by its context: not an error
 			}
+			var err error
+			if opt.Kernel, err = kernel.Open(kernel.ProcSysNet); err != nil { // before files are written: it needs root
+				return err
+			}
 			if up, err := uptime(); err == nil {
 				opt.Spread = bootSpread(opt.ConfigFile, opt.RunDir, up, rand.Float64())
 			}
-			return keep(ctx, opt, kernel.ProcSysNet, stderr)
+			return keep(ctx, opt, stderr)
 		},
 	}
 }
@@ -248,17 +252,12 @@ func shown(text string) string {
 }
 
 // keep runs the daemon, under systemd or alone.
-func keep(ctx context.Context, opt ipvs.Options, sysctls string, stderr io.Writer) error {
+func keep(ctx context.Context, opt ipvs.Options, stderr io.Writer) error {
 	tuneMemory()
-	machine, err := kernel.Open(sysctls)
-	if err != nil {
-		return err
-	}
 	reload := make(chan os.Signal, 1)
 	signal.Notify(reload, syscall.SIGHUP)
 	defer signal.Stop(reload)
 	lines := log.New(stderr, "", 0) // the journal adds the time
-	opt.Kernel = machine
 	opt.Log = func(line string) { lines.Print(shown(line)) }
 	opt.Reload = reload
 	opt.Ready = func() {
@@ -269,7 +268,7 @@ func keep(ctx context.Context, opt ipvs.Options, sysctls string, stderr io.Write
 	collecting, end := context.WithCancel(ctx)
 	defer end()
 	go collect(collecting)
-	err = ipvs.NewDaemon(opt).Run(ctx)
+	err := ipvs.NewDaemon(opt).Run(ctx)
 	if errors.Is(err, ipvs.ErrRestart) {
 		return restart(err)
 	}
