@@ -129,10 +129,10 @@ func TestLife(t *testing.T) {
 			t.Errorf("rules changed to %s", n.rules())
 		}
 	})
-	l.run("a CA file that is none is refused at the start", func(t *testing.T) {
+	l.run("a CA file that is none is refused by --run-once", func(t *testing.T) {
 		before := n.rules()
 		check(os.WriteFile("/run/lab/bad.crt", []byte("nonsense"), 0o644))
-		out, err := n.output("/bin/ipvscare", "care", "--vs", "10.103.97.9:6443", "--rs", "10.103.0.11:6443", "--ca-file", "/run/lab/bad.crt")
+		out, err := n.output("/bin/ipvscare", "care", "--run-once", "--vs", "10.103.97.9:6443", "--rs", "10.103.0.11:6443", "--ca-file", "/run/lab/bad.crt")
 		if err == nil || !strings.Contains(out, "contains no PEM certificate") {
 			t.Errorf("%v: %s", err, out)
 		}
