@@ -267,8 +267,9 @@ type nodeHistory struct {
 	mark rolloutMark
 	// moved is set if Given in mark is later than in the Node, since the window was closed.
 	moved bool
-	// waits is the time since when the run has waited for the node to carry out its order, not counting
-	// the time in which the node waited for its turn. It is zero if the node has had no order.
+	// waits is the time since when the run has waited for the node to carry out its order, not
+	// counting the time in which the node waited for its turn. It is zero if the node has had no
+	// order.
 	waits time.Time
 	// idle is set if the node was ready to restart when the rollout was halted, its budget was used
 	// up, or its window was closed.

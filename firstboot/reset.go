@@ -180,7 +180,7 @@ func resetToken(e *machine.Env, active *site.Active) error {
 	case !joining && !active.IsApplied(e):
 		return nil // first boot has not applied this Site
 	}
-	if err := site.DiskError(active.Rejected); err != nil {
+	if err := site.SecretsUnreadable(active.Rejected); err != nil {
 		return err
 	}
 	blank := errors.Is(active.Rejected, slot.ErrBlank)

@@ -29,8 +29,8 @@ func slotFails(e *machine.Env, broken func() bool) {
 	}
 }
 
-// TestForgetTokenInAnUnreadableSlot checks that the token does not count as forgotten while the disk
-// cannot read the slot, which may still contain it.
+// TestForgetTokenInAnUnreadableSlot checks that the token does not count as forgotten while the
+// disk cannot read the slot, which may still contain it.
 func TestForgetTokenInAnUnreadableSlot(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)

@@ -298,8 +298,8 @@ func (g *group) bareTarget(a netip.AddrPort, name string) probe.Target {
 	return t
 }
 
-// client returns the node's certificate. Before the node has joined, the error is fs.ErrNotExist. For a
-// damaged file, client returns the previous certificate and an error. Without a certificate,
+// client returns the node's certificate. Before the node has joined, the error is fs.ErrNotExist.
+// For a damaged file, client returns the previous certificate and an error. Without a certificate,
 // kube-apiserver closes the connection after each answer (its mitigation of CVE-2023-44487).
 func (g *group) client() (*tls.Certificate, error) {
 	file := g.d.opt.ClientCert

@@ -260,7 +260,7 @@ func (g *group) learn(ctx context.Context) error {
 	if !source.IsValid() {
 		return errNobody
 	}
-	from := g.target(source, name)
+	from := g.bareTarget(source, name)
 	if from.Roots == nil {
 		return errNobody
 	}
@@ -286,9 +286,9 @@ func (g *group) learn(ctx context.Context) error {
 	return err
 }
 
-// pickSource returns the API server from which to read the list, its name, and the configured list. It
-// keeps the same API server while that is up, so that an error is logged once. If none is up, source is
-// invalid. In that case, and without a CA, retryLearning triggers the next read.
+// pickSource returns the API server from which to read the list, its name, and the configured list.
+// It keeps the same API server while that is up, so that an error is logged once. If none is up,
+// source is invalid. In that case, and without a CA, retryLearning triggers the next read.
 func (g *group) pickSource() (source netip.AddrPort, name string, configured []Master) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

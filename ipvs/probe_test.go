@@ -458,8 +458,8 @@ func TestFailureDetection(t *testing.T) {
 }
 
 // TestAnonymousProbes checks a node that has not joined. For its requests kube-apiserver closes the
-// connection after every answer. These closes are no faults. There are few requests, each on its own
-// connection. A kill between requests is detected at once.
+// connection after every answer. These closes are no faults. There are few requests, each on its
+// own connection. A kill between requests is detected at once.
 func TestAnonymousProbes(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	synctest.Test(t, func(t *testing.T) {
@@ -489,8 +489,9 @@ func TestAnonymousProbes(t *testing.T) {
 	})
 }
 
-// TestTrafficWithoutFaults checks the traffic of an hour without faults: one connection, a PING every
-// five seconds, a request every ten, and no inquiry. Each renewal of kubelet's lease adds a PING.
+// TestTrafficWithoutFaults checks the traffic of an hour without faults: one connection, a PING
+// every five seconds, a request every ten, and no inquiry. Each renewal of kubelet's lease adds a
+// PING.
 func TestTrafficWithoutFaults(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	for _, tt := range []struct {

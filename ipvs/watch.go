@@ -268,8 +268,8 @@ func (w *watcher) backoff(r float64) time.Duration {
 	return max(randomHalf(d, r), w.checkPause)
 }
 
-// connectTimeout returns the timeout of the TCP handshake: one round of an inquiry, but at least the
-// time for one lost SYN.
+// connectTimeout returns the timeout of the TCP handshake: one round of an inquiry, but at least
+// the time for one lost SYN.
 func (w *watcher) connectTimeout() time.Duration {
 	return max(time.Duration(w.profile.Ticks)*w.profile.Tick, 1500*time.Millisecond)
 }
@@ -308,8 +308,8 @@ func maxJitter(d time.Duration) time.Duration {
 	return min(d/5, 5*time.Second)
 }
 
-// rest waits until d has passed or the silent connection answers; in the latter case it returns that
-// connection. It reports whether it was woken: renew was triggered or the context ended.
+// rest waits until d has passed or the silent connection answers; in the latter case it returns
+// that connection. It reports whether it was woken: renew was triggered or the context ended.
 func (w *watcher) rest(ctx context.Context, d time.Duration) (l *probe.Link, woken bool) {
 	t := time.NewTimer(d)
 	defer t.Stop()

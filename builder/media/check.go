@@ -24,8 +24,8 @@ import (
 // machine mounts on /var.
 type root struct{ system, data *ext4.Reader }
 
-// openRoot opens the image's file systems. It returns nil for a disk that a machine has booted, whose
-// files have changed: only firstboot on that machine can check them.
+// openRoot opens the image's file systems. It returns nil for a disk that a machine has booted,
+// whose files have changed: only firstboot on that machine can check them.
 func (m *Image) openRoot() (siteconf.Root, error) {
 	open := func(label string) (*ext4.Reader, error) {
 		p, err := m.partition(label)

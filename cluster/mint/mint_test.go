@@ -458,9 +458,9 @@ func TestSites(t *testing.T) {
 	}
 }
 
-// TestAdminConfig checks that the administrator's kubeconfig has a cluster and a context for each API
-// server, and one user with a certificate of an administrator for a year, and that the CA is valid
-// now and for about ten years.
+// TestAdminConfig checks that the administrator's kubeconfig has a cluster and a context for each
+// API server, and one user with a certificate of an administrator for a year, and that the CA is
+// valid now and for about ten years.
 func TestAdminConfig(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
 	mustNew(t, dir, document)

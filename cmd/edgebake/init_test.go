@@ -187,8 +187,8 @@ func TestInitFromCluster(t *testing.T) {
 		t.Errorf("minted %q, %s", l.minted, text("site.yaml"))
 	}
 
-	// If the cluster has changed, the values that an edited Image lacks are listed. With --force, the
-	// files are replaced.
+	// If the cluster has changed, the values that an edited Image lacks are listed. With --force,
+	// the files are replaced.
 	l.answers["/version"] = `{"gitVersion": "v1.36.5"}`
 	c.run(1, "init", "--kubeconfig", "kubeconfig", "--ssh-key", "id.pub")
 	c.want(c.err, "image.yaml exists and is not changed; write these values into it, or replace it with --force:\n  kubernetes.version: v1.36.5\n")

@@ -171,8 +171,8 @@ func (d *Document) Parse(kind string, into any, validate func() Problems) error 
 // Overflowed reports whether the document has too many values or too many problems.
 func (d *Document) Overflowed() bool { return d.untold > 0 || d.nodes > d.limits.Nodes }
 
-// AddValidation adds a problem of validation, with its position. It ignores a problem that is caused
-// by an earlier one in undecoded: the field could not be decoded, or its name was misspelt.
+// AddValidation adds a problem of validation, with its position. It ignores a problem that is
+// caused by an earlier one in undecoded: the field could not be decoded, or its name was misspelt.
 func (d *Document) AddValidation(undecoded Problems, p Problem) {
 	if slices.ContainsFunc(undecoded, func(u Problem) bool {
 		return Covers(u.Path, p.Path) || !d.Has(u.meant) && Covers(u.meant, p.Path)

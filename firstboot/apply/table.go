@@ -75,9 +75,9 @@ func (t *table) ids() []int {
 // idRange is the range for new IDs.
 type idRange struct{ low, high int }
 
-// free returns the ID that shadow-utils would choose: the greatest used ID plus 1 or, with down, the
-// least used ID minus 1. If that is out of range, free returns an unused ID in the range, or high+1
-// if there is none.
+// free returns the ID that shadow-utils would choose: the greatest used ID plus 1 or, with down,
+// the least used ID minus 1. If that is out of range, free returns an unused ID in the range, or
+// high+1 if there is none.
 func (r idRange) free(used []int, down bool) int {
 	used = slices.DeleteFunc(used, func(id int) bool { return id < r.low || id > r.high })
 	next, step, end := r.low, 1, r.high

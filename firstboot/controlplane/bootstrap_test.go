@@ -524,8 +524,8 @@ func TestUnreadableEtcdIsNotBlank(t *testing.T) {
 	}
 }
 
-// TestUnreadableRecordIsNotMissing checks that etcd does not start while the record of its data, which
-// would show that the cluster was created before, cannot be read.
+// TestUnreadableRecordIsNotMissing checks that etcd does not start while the record of its data,
+// which would show that the cluster was created before, cannot be read.
 func TestUnreadableRecordIsNotMissing(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))

@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"net/http"
 	"os"
@@ -331,8 +330,8 @@ func etcdDisk(e *machine.Env) (etcdmember.Disk, error) {
 	if err != nil {
 		return d, run.Advise(fmt.Errorf("reading etcd's data: %w", err), "check the disk; to replace it, write the image to a new disk: the machine then joins again, if more than half of all control-plane nodes run without it")
 	}
-	b, err := e.Read(MembershipFile)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	b, err := e.ReadIfExists(MembershipFile)
+	if err != nil {
 		return d, run.Advise(fmt.Errorf("reading the record of etcd's data: %w", err), "check the disk (`journalctl -k`)")
 	}
 	d.Cluster = parseMembership(b).Cluster

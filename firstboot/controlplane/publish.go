@@ -22,9 +22,9 @@ import (
 
 const clusterInfo = "/api/v1/namespaces/kube-public/configmaps/cluster-info"
 
-// clusterInfoRules let nodes without a certificate read cluster-info. kubeadm creates them only after
-// cluster-info. Once cluster-info exists, the cluster counts as published, and kubeadm would not run
-// again after an interruption. Therefore they are created first.
+// clusterInfoRules let nodes without a certificate read cluster-info. kubeadm creates them only
+// after cluster-info. Once cluster-info exists, the cluster counts as published, and kubeadm would
+// not run again after an interruption. Therefore they are created first.
 const clusterInfoRules = `apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
 metadata: {name: "kubeadm:bootstrap-signer-clusterinfo", namespace: kube-public}

@@ -135,9 +135,9 @@ func TestCAsOfAClockThatWasAhead(t *testing.T) {
 	}
 }
 
-// TestCAOfTheFutureReplacesNone checks that a reissued CA that is not valid yet does not replace the
-// valid one if a time server has set the clock. Without a time server, the clock may be behind, so
-// the reissued CA is installed.
+// TestCAOfTheFutureReplacesNone checks that a reissued CA that is not valid yet does not replace
+// the valid one if a time server has set the clock. Without a time server, the clock may be behind,
+// so the reissued CA is installed.
 func TestCAOfTheFutureReplacesNone(t *testing.T) {
 	t.Parallel()
 	keys := *mintedSites(t, 1)[0].Site.Credentials.Keys

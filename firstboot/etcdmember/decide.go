@@ -372,8 +372,8 @@ func orUnnamed(m Member) string {
 	return strings.Join(m.PeerURLs, ", ")
 }
 
-// decideContinued decides after a person has given up the data of lost nodes, and has named the node
-// with whose data the cluster continues.
+// decideContinued decides after a person has given up the data of lost nodes, and has named the
+// node with whose data the cluster continues.
 func (v View) decideContinued() Decision {
 	from := v.Request.ContinueFrom
 	switch {

@@ -266,14 +266,24 @@ func (e *Env) Path(p string) string { return filepath.Join(e.Root, p) }
 
 func (e *Env) Read(path string) ([]byte, error) { return os.ReadFile(e.Path(path)) }
 
-// Contents returns the contents of a file, or nil if it is missing. An unreadable file is reported
-// and counts as missing. Use Read where that would be wrong.
-func (e *Env) Contents(path string) []byte {
+// ReadIfExists returns the contents of a file, or nil if it is missing. The error of an unreadable
+// file names it.
+func (e *Env) ReadIfExists(path string) ([]byte, error) {
 	b, err := e.Read(path)
 	switch {
-	case err == nil:
-		return b
 	case errors.Is(err, fs.ErrNotExist):
+		return nil, nil
+	case err != nil:
+		return nil, err // without the part that was read
+	}
+	return b, nil
+}
+
+// Contents is ReadIfExists where an unreadable file may count as missing. It reports the error.
+func (e *Env) Contents(path string) []byte {
+	b, err := e.ReadIfExists(path)
+	switch {
+	case err == nil:
 	case strings.HasPrefix(path, "/sys/") || strings.HasPrefix(path, "/proc/"):
 		// The kernel returns an error for attributes that a device does not have.
 	case e.OnNote != nil:
@@ -281,7 +291,7 @@ func (e *Env) Contents(path string) []byte {
 	case e.Log != nil:
 		e.Log.Warn("a file cannot be read, and is treated as missing", "error", err)
 	}
-	return nil // Read may have returned a part
+	return b
 }
 
 // Text returns Contents without surrounding white space. It is meant for short files, such as the

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestContentsReportsErrors checks that a file that cannot be read is reported, unlike a missing one
-// and attributes of the kernel.
+// TestContentsReportsErrors checks that a file that cannot be read is reported, unlike a missing
+// one and attributes of the kernel.
 func TestContentsReportsErrors(t *testing.T) {
 	root := t.TempDir()
 	for _, p := range []string{"/var/state", "/sys/state"} { // a directory cannot be read

@@ -34,7 +34,7 @@ func CredentialsInSlot(e *machine.Env, active *Active) (SlotCredentials, error) 
 	if errors.Is(err, slot.ErrBlank) {
 		return SlotBlank, nil
 	}
-	if err := DiskError(err); err != nil {
+	if err := SecretsUnreadable(err); err != nil {
 		return NoCredentials, err
 	}
 	site, mac := active.Site, active.MAC
@@ -61,9 +61,10 @@ func CredentialsInSlot(e *machine.Env, active *Active) (SlotCredentials, error) 
 	return SomeCredentials, nil
 }
 
-// DiskError returns err with advice if it was the disk that failed to read the slot, and nil if the
-// contents of the slot are the problem, or if err is nil.
-func DiskError(err error) error {
+// SecretsUnreadable returns the error of a removal of secrets, with advice, if err shows that the
+// disk failed to read the slot. It returns nil if only the contents of the slot are invalid, or err
+// is nil.
+func SecretsUnreadable(err error) error {
 	if !errors.As(err, new(*fs.PathError)) {
 		return nil
 	}

@@ -5,9 +5,7 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
-	"io/fs"
 	"time"
 
 	"github.com/edgebake/edgebake/firstboot/machine"
@@ -101,12 +99,12 @@ func hasKey(e *machine.Env) bool { return len(e.Contents(KeyFile)) == keyLength 
 
 // makeKey creates KeyFile if the machine has none.
 func makeKey(e *machine.Env) error {
-	b, err := e.Read(KeyFile)
+	b, err := e.ReadIfExists(KeyFile)
+	if err != nil { // with another key the Site would look changed
+		return fmt.Errorf("reading this machine's key: %w", err)
+	}
 	if len(b) == keyLength {
 		return nil
-	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) { // with another key the Site would look changed
-		return fmt.Errorf("reading this machine's key: %w", err)
 	}
 	if err := e.WriteFile(KeyFile, e.Random(keyLength), machine.Mode(0o600)); err != nil {
 		return fmt.Errorf("making a key for this machine: %w", err)

@@ -1,9 +1,7 @@
 package site
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
 	"slices"
 	"strconv"
 	"strings"
@@ -75,8 +73,8 @@ func stampedOnDisk(e *machine.Env, active *Active) int64 {
 // lastSigned returns the date before which signatures are rejected, or 0 if there is none. If it
 // cannot be read, a Site of any date could be an old one.
 func lastSigned(e *machine.Env) (int64, error) {
-	b, err := e.Read(signedFile)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	b, err := e.ReadIfExists(signedFile)
+	if err != nil {
 		return 0, fmt.Errorf("reading when the last accepted Site was signed: %w: check the disk (`journalctl -k`)", err)
 	}
 	return slices.Max(append(parseSeconds(string(b)), 0)), nil

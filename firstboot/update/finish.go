@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"path"
 	"strings"
 	"time"
@@ -209,11 +208,11 @@ func Status(e *machine.Env) *ondisk.UpdateState {
 	return settled(e)
 }
 
-// readPlan returns the plan of the last update, or "" if there is none. An unreadable one may belong
-// to an update that is not finished.
+// readPlan returns the plan of the last update, or "" if there is none. An unreadable one may
+// belong to an update that is not finished.
 func readPlan(e *machine.Env) (string, error) {
-	b, err := e.Read(planFile)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	b, err := e.ReadIfExists(planFile)
+	if err != nil {
 		return "", run.Advise(fmt.Errorf("reading which image was installed last: %w", err), "check the disk (`journalctl -k`)")
 	}
 	return strings.TrimSpace(string(b)), nil

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"slices"
 	"strings"
 	"time"
@@ -185,12 +184,12 @@ func OrderStatus(e *machine.Env) *ondisk.OrderState {
 
 // load reads OrderFile. If the recorded order was committed, load determines its result.
 func (o *orders) load() error {
-	b, err := o.e.Read(OrderFile)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil { // a disk error: a record without its counts would let a failed order begin again
+	b, err := o.e.ReadIfExists(OrderFile)
+	if err != nil { // a record without its counts would let a failed order begin again
 		return fmt.Errorf("reading the record of the last order: %w", err)
+	}
+	if b == nil {
+		return nil
 	}
 	if err := json.Unmarshal(b, &o.record); err != nil || o.record.Version != orderRecordVersion {
 		o.e.Log.Warn("the record of the last order is unusable, and is replaced", "file", OrderFile)

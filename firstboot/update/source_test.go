@@ -487,8 +487,8 @@ func TestCutOffIsNoFailure(t *testing.T) {
 	}
 }
 
-// TestUnreadablePlan checks that an order is not recorded as failed, and that Finish fails, while the
-// plan of the last update cannot be read.
+// TestUnreadablePlan checks that an order is not recorded as failed, and that Finish fails, while
+// the plan of the last update cannot be read.
 func TestUnreadablePlan(t *testing.T) {
 	b := newBox(t)
 	record, err := json.Marshal(orderRecord{Version: orderRecordVersion, State: order.StateRestarting, Plan: newPlan})

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"path/filepath"
 	"slices"
 	"sort"
@@ -277,11 +276,11 @@ func (u *job) takesByItself() error {
 // maxFailed is the maximum number of plans in failedFile.
 const maxFailed = 16
 
-// failedPlans lists the plans of images that failed on this machine, oldest first. If the list cannot
-// be read, any image may have failed.
+// failedPlans lists the plans of images that failed on this machine, oldest first. If the list
+// cannot be read, any image may have failed.
 func failedPlans(e *machine.Env) ([]string, error) {
-	b, err := e.Read(failedFile)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	b, err := e.ReadIfExists(failedFile)
+	if err != nil {
 		return nil, run.Advise(fmt.Errorf("reading which images have failed on this machine: %w", err), "check the disk (`journalctl -k`)")
 	}
 	plans := strings.Fields(string(b))

@@ -69,8 +69,8 @@ func VerifyImage(info ondisk.SlotInfo, imageInfo []byte, keys []string) (string,
 	return verify(ImageMessage(info.Golden, imageInfo), info.Signature, keys, "image", "image.json or the golden digest")
 }
 
-// VerifyIndex returns the ID, in hexadecimal, of the public key with which an encoded index of chunks
-// was signed.
+// VerifyIndex returns the ID, in hexadecimal, of the public key with which an encoded index of
+// chunks was signed.
 func VerifyIndex(body []byte, signature string, keys []string) (string, error) {
 	if signature == "" {
 		return "", ErrIndexUnsigned
@@ -78,8 +78,8 @@ func VerifyIndex(body []byte, signature string, keys []string) (string, error) {
 	return verify(IndexMessage(body), signature, keys, "chunk index", "the index")
 }
 
-// verify returns the ID, in hexadecimal, of the public key with which a message was signed. In errors,
-// what names the signed object, and contents the parts that the message covers.
+// verify returns the ID, in hexadecimal, of the public key with which a message was signed. In
+// errors, what names the signed object, and contents the parts that the message covers.
 func verify(message []byte, signature string, keys []string, what, contents string) (string, error) {
 	var s minisign.Signature
 	if err := s.UnmarshalText([]byte(signature)); err != nil {

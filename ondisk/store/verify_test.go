@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestManifestOfAnIndex checks that of several manifests that labels of an index refer to, the first
-// one in the index is verified, independently of the order of the labels.
+// TestManifestOfAnIndex checks that of several manifests that labels of an index refer to, the
+// first one in the index is verified, independently of the order of the labels.
 func TestManifestOfAnIndex(t *testing.T) {
 	blobs := map[string]string{} // by path
 	digest := func(text string) string {

@@ -92,7 +92,8 @@ func (d *demo) prepareCluster(ctx context.Context, network lab.Pair) (minted str
 	return minted, nil
 }
 
-// watchCluster waits until both machines are Ready and a pod runs on the worker, and prints the result.
+// watchCluster waits until both machines are Ready and a pod runs on the worker, and prints the
+// result.
 func (d *demo) watchCluster(ctx context.Context, l *lab.Lab, network lab.Pair, minted string, m1, shop *lab.VM) error {
 	progs, err := lab.CachedPrograms(ctx, lab.KubernetesVersion, d.out)
 	if err != nil {

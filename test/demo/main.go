@@ -57,8 +57,8 @@ func main() {
 	}
 }
 
-// run runs one of the demonstrations while it finds out whether KVM works. That takes a while if KVM
-// hangs.
+// run runs one of the demonstrations while it finds out whether KVM works. That takes a while if
+// KVM hangs.
 func (d *demo) run(ctx context.Context, show func(context.Context) error) error {
 	if _, err := os.Stat(quickstart); err != nil {
 		return errors.New("run this from the root of the repository, as `make demo` does")
@@ -174,8 +174,8 @@ func (d *demo) list(ctx context.Context, cluster *lab.Cluster) error {
 	return nil
 }
 
-// finish prints the result of the demonstration and the place of its files. Then it waits for Ctrl-C if
-// keep is set; otherwise it prints the command that would make the demo wait.
+// finish prints the result of the demonstration and the place of its files. Then it waits for
+// Ctrl-C if keep is set; otherwise it prints the command that would make the demo wait.
 func (d *demo) finish(ctx context.Context, result, files, command string, cluster *lab.Cluster, progs *lab.Programs) {
 	fmt.Fprintf(d.out, "\n%s The whole demo took %.0f s.\nIts files are in %s.\n", result, time.Since(d.start).Seconds(), files)
 	if !d.keep {

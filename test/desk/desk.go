@@ -1,6 +1,6 @@
-// Package desk has what tests need of the computer that they run on. It ends tests whose requirements
-// are missing: on a developer's computer, such a test is skipped with a message in capitals; in CI,
-// which must have everything, it fails.
+// Package desk has what tests need of the computer that they run on. It ends tests whose
+// requirements are missing: on a developer's computer, such a test is skipped with a message in
+// capitals; in CI, which must have everything, it fails.
 package desk
 
 import (
@@ -57,8 +57,9 @@ func NeedProgram(t testing.TB, name, pkg string) string {
 
 // WriteProgram writes a program or script that the test then runs.
 //
-// A process that another goroutine starts holds the open file until its own exec, and running a file
-// that is open for writing fails with ETXTBSY. ForkLock keeps other goroutines from starting one.
+// A process that another goroutine starts holds the open file until its own exec, and running a
+// file that is open for writing fails with ETXTBSY. ForkLock keeps other goroutines from starting
+// one.
 func WriteProgram(t testing.TB, path, text string) {
 	t.Helper()
 	syscall.ForkLock.RLock()

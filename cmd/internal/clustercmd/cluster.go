@@ -250,8 +250,8 @@ func onCluster(c *cobra.Command, f func(ctx context.Context, client *cluster.Cli
 	return onClusterIf(c, func(*cobra.Command, []string) error { return nil }, f)
 }
 
-// onClusterIf is like onCluster, but first runs check. The errors of check, --kubeconfig, --context and
-// the flags that c has already are reported together.
+// onClusterIf is like onCluster, but first runs check. The errors of check, --kubeconfig, --context
+// and the flags that c has already are reported together.
 func onClusterIf(c *cobra.Command, check func(c *cobra.Command, args []string) error, f func(ctx context.Context, client *cluster.Client, args []string) error) *cobra.Command {
 	k := new(cli.ClusterFlags)
 	k.Declare(c, kubeconfigUsage)
