@@ -118,7 +118,7 @@ func leftovers(slot *io.SectionReader) error {
 		return err
 	}
 	if hasToken(b) || bytes.Contains(b, []byte(" PRIVATE KEY-----")) {
-		return errors.New("a Site was deleted from the slot, and its token or keys can still be read there: use the golden image that it was made from")
+		return errors.New("a Site was deleted from the slot, and its token or keys can still be read there: use the golden image that this image was made from")
 	}
 	fsys, err := fat.Open(bytes.NewReader(b))
 	if err == nil && fsys.Size() != slot.Size() {
@@ -131,7 +131,7 @@ func leftovers(slot *io.SectionReader) error {
 	// free clusters must be zero.
 	return fsys.EachFree(func(x fat.Extent) error {
 		if !seekable.IsZero(b[x.Off:][:x.Len]) {
-			return errors.New("a file was deleted from the slot, and can still be read there: use the golden image that it was made from")
+			return errors.New("a file was deleted from the slot, and can still be read there: use the golden image that this image was made from")
 		}
 		return nil
 	})

@@ -59,7 +59,7 @@ func canRunHub(ctx context.Context, e *machine.Env, o ConvertOptions) (version s
 		return "", errors.New("no node pool is given: " + openyurt.Unpooled)
 	}
 	if !e.Exists(openyurt.Program) {
-		return "", run.Advise(fmt.Errorf("there is no %s", openyurt.Program), "install yurthub's program there, of the release that the cluster runs")
+		return "", run.Advise(fmt.Errorf("there is no %s", openyurt.Program), "install there the yurthub program of the OpenYurt release that the cluster runs")
 	}
 	release, err := hubProgram(ctx, e)
 	if err != nil {

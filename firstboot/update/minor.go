@@ -109,7 +109,7 @@ func oldestServer(ctx context.Context, e *machine.Env, masters []string) (string
 	// Do not wait for the others: a server that was removed from the cluster may still be in the Site.
 	for i, err := range errs {
 		if err != nil {
-			e.Log.Warn("an API server does not report its version, so the update does not consider it: if it has an earlier minor version than the new kubelet, update it before it serves again", "server", masters[i], "error", err)
+			e.Log.Warn("an API server does not report its version, so the update ignores it: if its minor version is lower than the new kubelet's, update this API server before it serves again", "server", masters[i], "error", err)
 		}
 	}
 	return lowest, nil

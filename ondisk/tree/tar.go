@@ -166,7 +166,7 @@ func (x *tarIndex) link(p string, h *tar.Header) error {
 	i, ok := x.byPath[t]
 	switch {
 	case !ok:
-		return fmt.Errorf("hard link to %s, which does not come before it in the archive; pack both together", h.Linkname)
+		return fmt.Errorf("hard link to %s, which must come earlier in the archive; pack both together", h.Linkname)
 	case x.nodes[i].IsDir():
 		return fmt.Errorf("hard link to the directory %s", h.Linkname)
 	}

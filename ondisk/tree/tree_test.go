@@ -344,7 +344,7 @@ func TestFromTarRefuses(t *testing.T) {
 	}
 	for _, want := range []string{
 		`../up: "../up": path leads out of the tree`, `/abs: "/abs": absolute path`, `a/../../b: `, "ok: path occurs twice",
-		"hl: hard link to nowhere, which does not come before it", `hl2: hard link to "../ok": path leads out`, "acl: access control list",
+		"hl: hard link to nowhere, which must come earlier", `hl2: hard link to "../ok": path leads out`, "acl: access control list",
 	} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("error lacks %q:\n%v", want, err)
