@@ -57,7 +57,11 @@ func masterMain() {
 		case "drain":
 			http.Error(w, "[+]ping ok\n[-]shutdown failed: reason withheld\nreadyz check failed", 500)
 		case "hang":
-			<-r.Context().Done()
+			select {
+			case <-r.Context().Done():
+			case <-time.After(time.Minute): // as a kube-apiserver does
+				http.Error(w, "the request timed out", http.StatusGatewayTimeout)
+			}
 		}
 	}
 	mux.HandleFunc("/readyz", readyz)
